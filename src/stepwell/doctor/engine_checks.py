@@ -7,6 +7,7 @@ import aiohttp
 
 from stepwell.doctor.findings import Check, Finding, Grade
 from stepwell.engines.engine import BROKEN
+from stepwell.engines.missing import COSTS
 from stepwell.engines.replica import EngineReplica, EngineState
 
 
@@ -50,17 +51,15 @@ def is_loopback(address: str) -> bool:
 def _token_ids(engine: EngineReplica) -> Finding:
     facts = engine.facts
     if not facts.token_ids:
-        return Finding(Grade.FAULT, f"{facts.label}: it gives no token ids", engine.kind.advice["token_ids"])
-    if facts.tested:
-        return Finding(Grade.WARNING, f"{facts.label}, which Stepwell was not tested with", f"tested: {facts.tested}")
-    return Finding(Grade.OK, facts.label)
+        return Finding(Grade.FAULT, f"{facts.label}: {COSTS['token_ids']}", engine.kind.advice["token_ids"])
+    note = f"; Stepwell's tests use {facts.tested}, and this one is judged by what it does" if facts.tested else ""
+    return Finding(Grade.OK, facts.label + note)
 
 
 def _generate(engine: EngineReplica) -> Finding:
     if engine.facts.generate:
         return Finding(Grade.OK, "can generate from token ids")
-    what = "cannot generate from token ids: an answer that a weight update breaks off cannot be continued"
-    return Finding(Grade.WARNING, what, engine.kind.advice["generate"])
+    return Finding(Grade.WARNING, COSTS["generate"], engine.kind.advice["generate"])
 
 
 def _pause(engine: EngineReplica) -> Finding:
@@ -68,9 +67,7 @@ def _pause(engine: EngineReplica) -> Finding:
         return Finding(Grade.FAULT, "the engine is paused, so it answers no call", engine.kind.advice["resume"])
     if engine.facts.pause:
         return Finding(Grade.OK, "can be paused for a weight update")
-    return Finding(
-        Grade.WARNING, "cannot be paused: a weight update would show in answers", engine.kind.advice["pause"]
-    )
+    return Finding(Grade.WARNING, COSTS["weight_versions"], engine.kind.advice["pause"])
 
 
 def _weight_version(engine: EngineReplica, before: str | None) -> Finding:

@@ -21,6 +21,7 @@ from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl, EngineHttp, EngineTimeouts
+from stepwell.engines.missing import missing_capabilities
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest
 
@@ -50,12 +51,17 @@ async def examine(
         await engine.version_after()
         weights_before = engine.weight_version
         if engine.state is EngineState.PAUSED:
-            return Report(settings.engine, (*capability_checks(engine, weights_before), key))
+            return Report(settings.engine, (*capability_checks(engine, weights_before), key), missing=_missing(engine))
         more, rows = await _run_cases(settings, engine, http, kind, show_progress)
         show_progress("the bytes of a stream")
         stream = Check("stream", await check_stream(http, settings.engine, engine.facts.model, patience))
         await engine.version_after()
-    return Report(settings.engine, (*capability_checks(engine, weights_before), *more, stream, key), rows)
+    checks = (*capability_checks(engine, weights_before), *more, stream, key)
+    return Report(settings.engine, checks, rows, _missing(engine))
+
+
+def _missing(engine: EngineReplica) -> tuple[str, ...]:
+    return tuple(map(str, missing_capabilities(engine.kind, engine.facts)))
 
 
 async def _run_cases(

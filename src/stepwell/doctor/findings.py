@@ -85,6 +85,8 @@ class Report:
     checks: tuple[Check, ...]
     rows: tuple[CaseRow, ...] = ()
     """Empty if the engine could not be called."""
+    missing: tuple[str, ...] = ()
+    """What the engine lacks, with its cost and what to do, as `stepwell up` says it."""
 
     def with_checks(self, more: Iterable[Check]) -> "Report":
         return replace(self, checks=(*self.checks, *more))

@@ -26,6 +26,7 @@ def plain(report: Report) -> str:
             *_checks(report),
             *_table(report),
             *_reasons(report),
+            *(("\nMissing:", *(f"  {line}" for line in report.missing)) if report.missing else ()),
             "\nNot checked, because it cannot be seen from outside:",
             *(f"  {line}" for line in CANNOT_TELL),
             f"\n{verdict(report)}\n",
@@ -51,6 +52,7 @@ def as_json(report: Report) -> dict[str, Json]:
             {"case": row.case, "cells": {str(column): _finding(row.cell(column)) for column in CaseColumn}}
             for row in report.rows
         ],
+        "missing": list(report.missing),
         "cannot_tell": list(CANNOT_TELL),
     }
 

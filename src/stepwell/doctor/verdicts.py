@@ -40,9 +40,9 @@ SEE_LOG = "see the engine's log; calls must succeed before they can be exact"
 REPORT_US = "report it to Stepwell's developers, with the model and its chat template"
 FORK = "steps stay exact, but each turn is trained as a row of its own"
 NOT_BRIDGED = f"see docs/bridge.md; {FORK}"
-TAKES_IDS = f"use vLLM 0.32, without a KV connector or a proxy that drops kv_transfer_params; {FORK}"
+TAKES_IDS = f"use vLLM 0.32 or newer, without a KV connector or a proxy that drops kv_transfer_params; {FORK}"
 BRIDGE_REMEDIES: Mapping[str, str] = {
-    BridgeOutcome.NO_RENDERER: "use vLLM 0.32, with --enable-scale-out",
+    BridgeOutcome.NO_RENDERER: "see what is missing, below",
     BridgeOutcome.RENDER_FAILED: "start vLLM with --enable-scale-out; see its log",
     BridgeOutcome.UNPROVEN: "start vLLM with --enable-scale-out: its /tokenize gives other ids than its chat",
     BridgeOutcome.REFUSED: TAKES_IDS,

@@ -40,13 +40,14 @@ class EngineFacts:
     label: str = ""
     """What it is, in words: "vLLM 0.32.0"."""
     tested: str = ""
-    """The versions that Stepwell was tested with, if this one is not among them; else empty."""
+    """The version that Stepwell was tested with, if this is another; else empty. Nothing depends on it."""
     model: str = ""
     """The first model that it serves."""
     max_model_len: int | None = None
     """Tokens that prompt and response may have together."""
     token_ids: bool = False
-    """Replies carry the ids of prompt and response, so its steps are exact."""
+    """Replies carry the ids of prompt and response, and a log-probability for each of the latter, so its steps are
+    exact."""
     extra_sampling: frozenset[str] = frozenset()
     """The parameters of EXTRA_SAMPLING that it accepts."""
     generate: bool = False
@@ -68,6 +69,8 @@ class EngineFacts:
     """It does tell the version."""
     logprobs_mode: str = ""
     """RAW or PROCESSED, as in steps/sampling.py; empty if it is not known."""
+    tools: bool | None = None
+    """It takes calls with tools, and parses the model's; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +178,10 @@ class EngineKind(Protocol):
         """None if it does not answer."""
         return None
 
-    async def logprobs_mode(self, http: EngineHttp, model: str) -> str:
-        """As in EngineFacts. The engine must not be paused: it is asked for tokens. EngineUnavailable if it does not
-        answer now."""
-        return ""
+    async def probe_sampling(self, http: EngineHttp, facts: EngineFacts) -> EngineFacts:
+        """The facts, with those that an engine shows only when it samples. It must not be paused: it is asked for some
+        single tokens. EngineUnavailable if it does not answer now."""
+        return facts
 
     async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
         """The text of token ids, with control tokens; None if the engine does not tell."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
@@ -18,8 +18,8 @@ from yarl import URL
 
 from stepwell.common.coalescing import Coalescer
 from stepwell.engines.engine import CHANGING, EngineFacts, EngineHttp, EngineKind, probe_engine, sampled_by
+from stepwell.engines.missing import missing_capabilities
 from stepwell.errors import EngineUnavailable
-from stepwell.steps.sampling import RAW
 
 log = logging.getLogger("stepwell.gateway")
 
@@ -27,8 +27,8 @@ WATCH_INTERVAL = 0.5
 """Seconds between two checks of an engine."""
 PAUSED_WATCH_INTERVAL = 0.1
 """The same for a paused or unsynced engine: calls wait for it."""
-MODE_INTERVAL = 10.0
-"""Seconds until an engine that did not answer is asked again for its log-probability mode: it is asked for tokens."""
+SAMPLING_INTERVAL = 10.0
+"""Seconds until an engine that gave no token to a probe is asked again."""
 VERSION_INTERVAL = 0.02
 """Seconds between two questions for the version of the weights, however many calls need it."""
 
@@ -99,9 +99,9 @@ class EngineReplica:
         self._withdrawn = withdrawn
         self._checking = Coalescer(self._check)
         self._asking_version = Coalescer(self._ask_version, every=VERSION_INTERVAL)
-        self._mode_known = False
-        """It has answered the question for its log-probability mode since it was probed."""
-        self._ask_mode_at = 0.0
+        self._sampling_known = False
+        """It has answered the probe of its sampling since it was probed."""
+        self._probe_sampling_at = 0.0
         """Monotonic time from which it may be asked."""
         self._checked_at = 0.0
         """Monotonic time at which the last check began, or at which a call found it down."""
@@ -150,7 +150,7 @@ class EngineReplica:
             self._lose(sight.why)
             return
         self.kind = next(kind for kind in self._kinds if kind.name == sight.facts.kind)
-        self.facts, self.probed, self._mode_known = sight.facts, True, sight.facts.logprobs_mode != ""
+        self.facts, self.probed, self._sampling_known = sight.facts, True, sight.facts.logprobs_mode != ""
         self._set_state(sight.state, sight.why)
         self.review()
 
@@ -195,7 +195,7 @@ class EngineReplica:
         try:
             if not self.probed:
                 self.kind, self.facts = await probe_engine(self._http, self._kinds)
-                self._mode_known, self._ask_mode_at = False, 0.0
+                self._sampling_known, self._probe_sampling_at = False, 0.0
             await self.kind.check_health(self._http)
         except EngineUnavailable as failure:
             self.set_down(str(failure))
@@ -205,8 +205,8 @@ class EngineReplica:
             self._checked_at = began
             self._set_state(EngineState.PAUSED)
             return
-        if not self._mode_known and began >= self._ask_mode_at:
-            await self._ask_logprobs_mode()
+        if not self._sampling_known and began >= self._probe_sampling_at:
+            await self._probe_sampling()
         await self.version_after()  # after the pause and before new calls, so none of their tokens is older
         why, self._checked_at = self._why_unsynced(), began
         self._set_state(EngineState.UNSYNCED if why else EngineState.HEALTHY, why)
@@ -241,18 +241,16 @@ class EngineReplica:
             f"its weights are {self.weight_version!r}, and the pool's version is {newest}: it waits for a weight sync"
         )
 
-    async def _ask_logprobs_mode(self) -> None:
+    async def _probe_sampling(self) -> None:
         try:
-            mode = await self.kind.logprobs_mode(self._http, self.facts.model)
+            self.facts = await self.kind.probe_sampling(self._http, self.facts)
         except EngineUnavailable as failure:  # an engine that has just started may need longer for its first tokens
-            log.info("engine %s is asked again which log-probabilities it reports: %s", self.address, failure)
-            self._ask_mode_at = time.monotonic() + MODE_INTERVAL
+            log.info("engine %s is probed again for what it samples: %s", self.address, failure)
+            self._probe_sampling_at = time.monotonic() + SAMPLING_INTERVAL
             return
-        self.facts, self._mode_known = replace(self.facts, logprobs_mode=mode), True
-        if mode == RAW:
-            advice = self.kind.advice.get("logprobs_mode", "sample at temperature 1")
-            text = "engine %s reports raw log-probabilities: steps at other temperatures than 1 are not trained; %s"
-            log.warning(text, self.address, advice)
+        self._sampling_known = True
+        for missing in missing_capabilities(self.kind, self.facts):
+            log.warning("engine %s: %s", self.address, missing)
 
     async def _ask_version(self) -> None:
         asked_at = time.monotonic()

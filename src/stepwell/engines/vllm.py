@@ -8,7 +8,6 @@ neither /is_paused nor /weight_info.
 
 import json
 import logging
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,11 @@ from dataclasses import replace
 from hashlib import blake2b
 from http import HTTPStatus
 from http.client import HTTPException
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from stepwell.engines.engine import (
@@ -58,8 +59,9 @@ GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
 RENDER, TOKENIZE = "/v1/chat/completions/render", "/tokenize"
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-TESTED = ("0.32",)
-"""Versions whose GENERATE is known to answer in the form that is read here, and whose chat takes prompt ids."""
+TESTED = "0.32"
+"""The version that the tests use. Others are a note in the log, never treated otherwise: the probes find what an engine
+does."""
 RENDERED_FIELDS = (
     *("model", "messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort", "documents"),
     *("add_special_tokens", "add_generation_prompt"),
@@ -81,10 +83,12 @@ SAMPLE_TOOLS: tuple[JsonObject, ...] = (
         },
     },
 )
-OLDEST_WITH_TOKEN_IDS = (0, 11)
+ONE_TOKEN: JsonObject = {"max_tokens": 1, "logprobs": True}
 NOT_SERVED = (403, 404)
 REFUSES_AN_EMPTY_BODY = (400, 422)
 """How an open route answers a request that asks for nothing; a closed one answers 403, a missing one 404."""
+BUSY = (429, 502, 503, 504)
+"""How an engine answers, or a proxy before it, if the request may be answered later."""
 NOT_DERENDERED = frozenset(("stream", "stream_options", "n"))
 TEXT_KEPT = 300
 SCALE_OUT = "start vLLM with --enable-scale-out"
@@ -104,12 +108,15 @@ class VllmEngine(EngineKind):
         )
     )
     advice: Mapping[str, str] = {
-        "token_ids": "use vLLM 0.11 or newer",
+        "token_ids": "use vLLM 0.11 or newer, and no proxy that drops fields",
+        "renderer": f"{SCALE_OUT}, and let no proxy close its routes",
+        "template": "use vLLM 0.32 or newer, without a KV connector or a proxy that drops kv_transfer_params",
         "generate": SCALE_OUT,
         "derender": SCALE_OUT,
         "pause": DEV_MODE,
         "weight_versions": DEV_MODE,
         "logprobs_mode": "start vLLM with --logprobs-mode processed_logprobs",
+        "tools": "start vLLM with --enable-auto-tool-choice --tool-call-parser PARSER, the parser of your model",
         "resume": "POST /resume, or wait for the sync",
     }
 
@@ -120,46 +127,83 @@ class VllmEngine(EngineKind):
         if not isinstance(version, str):
             return None
         model, window = read_model(await http.require_ok(MODELS))
-        token_ids, is_tested = _gives_token_ids(version), version.startswith(TESTED)
-        if not is_tested:
-            mode = f"without {GENERATE}" if token_ids else "as a plain OpenAI server, without token ids"
-            log.warning("engine %s is version %s, not %s: it is used %s", http.address, version, _tested(), mode)
-        generate = is_tested and (await http.ask(GENERATE, b"{}"))[0] in REFUSES_AN_EMPTY_BODY
+        if not version.startswith(TESTED):
+            log.info("engine %s is vLLM %s; Stepwell's tests use %s", http.address, version, TESTED)
+        scale_out = (await http.ask(GENERATE, b"{}"))[0] in REFUSES_AN_EMPTY_BODY
         return EngineFacts(
             kind=self.name,
             server_version=version,
             label=f"vLLM {version}",
-            tested="" if is_tested else _tested(),
+            tested="" if version.startswith(TESTED) else TESTED,
             model=model,
             max_model_len=window,
-            token_ids=token_ids,
-            extra_sampling=frozenset(EXTRA_SAMPLING) if token_ids else frozenset(),
-            generate=generate,
-            derender=generate if is_tested else token_ids,  # of other versions only a call can tell
+            token_ids=True,
+            extra_sampling=frozenset(EXTRA_SAMPLING),
+            generate=scale_out,
+            derender=scale_out,
             reports_version=True,
-            **(await self._probe_renderer(http, model, scale_out=generate) if is_tested else {}),
+            **await self._probe_renderer(http, model),
             weight_versions=isinstance(await http.field("/weight_info", "weight_version"), str),
             pause=isinstance(await http.field("/is_paused", "is_paused"), bool),
         )
 
-    async def _probe_renderer(self, http: EngineHttp, model: str, *, scale_out: bool) -> dict[str, Any]:
-        facts = EngineFacts(model=model, renderer=RENDER if scale_out else TOKENIZE)
-        try:
-            ids = await self._render_sample(http, facts)
-            if not len(ids):  # some templates refuse a conversation without tools
-                ids = await self._render_sample(http, facts, tools=SAMPLE_TOOLS)
-        except EngineUnavailable:
-            return {}
-        template = blake2b(model.encode() + ids.tobytes(), digest_size=8).hexdigest() if len(ids) else ""
-        return {"renderer": facts.renderer, "renders_chat": scale_out, "template": template} if template else {}
+    async def _probe_renderer(self, http: EngineHttp, model: str) -> dict[str, Any]:
+        for path in (RENDER, TOKENIZE):
+            facts = EngineFacts(model=model, renderer=path)
+            try:
+                ids = await self._render_sample(http, facts)
+            except EngineUnavailable:
+                continue
+            template = blake2b(model.encode() + ids.tobytes(), digest_size=8).hexdigest() if len(ids) else ""
+            return {"renderer": path, "renders_chat": path == RENDER, "template": template} if template else {}
+        return {}
 
-    async def _render_sample(self, http: EngineHttp, facts: EngineFacts, **more: Any) -> IntArray:
-        asked = {"model": facts.model, "messages": SAMPLE_CHAT, "user": PROBE_USER, **more}
-        path, body = self.rendering(asked, facts)
-        status, raw = await http.ask(path, body)
-        if status in NOT_SERVED:
-            raise EngineUnavailable(f"{path} is not served")
-        return self.read_rendered(raw) if status == 200 else NO_IDS
+    async def _render_sample(self, http: EngineHttp, facts: EngineFacts) -> IntArray:
+        """The ids of SAMPLE_CHAT; none if the template refuses it. EngineUnavailable if the route is not served."""
+        for tools in (None, SAMPLE_TOOLS):  # some templates refuse a conversation without tools
+            asked = {"model": facts.model, "messages": SAMPLE_CHAT, "user": PROBE_USER, "tools": tools}
+            path, body = self.rendering(asked, facts)
+            status, raw = await http.ask(path, body)
+            if status in NOT_SERVED:
+                raise EngineUnavailable(f"{path} is not served")
+            if status == HTTPStatus.OK and len(ids := self.read_rendered(raw)):
+                return ids
+        return NO_IDS
+
+    async def probe_sampling(self, http: EngineHttp, facts: EngineFacts) -> EngineFacts:
+        async def ask(request: JsonObject) -> bytes | None:
+            return await _ask_for_token(http, Upstream.COMPLETIONS, orjson.dumps(request))
+
+        facts = replace(facts, logprobs_mode=await probe_logprobs_mode(ask, facts.model))
+        facts = await self._probe_chat(http, facts)
+        return await self._probe_generate(http, facts) if facts.generate else facts
+
+    async def _probe_chat(self, http: EngineHttp, facts: EngineFacts) -> EngineFacts:
+        """Sends the ids of one conversation with the messages of another: an engine that ignores the ids reports the
+        prompt of the messages. What is refused is asked for again without tools, then without ids."""
+        ids = await self._render_sample(http, facts) if facts.template else NO_IDS
+        ids = ids[: (facts.max_model_len or 2 * len(ids)) // 2]  # any ids will do, and they must fit in the window
+        asked = {"model": facts.model, "messages": SAMPLE_CHAT[-1:], "user": PROBE_USER, **ONE_TOKEN}
+        for sent, tools in product((ids, NO_IDS) if len(ids) else (NO_IDS,), (SAMPLE_TOOLS, ())):
+            request = {**asked, "tools": tools} if tools else asked
+            exact = self.exact_request(request, sent.tolist(), facts) if len(sent) else None
+            path, body = exact or self.request(Upstream.CHAT, request, facts)
+            if (raw := await _ask_for_token(http, path, body)) is not None:
+                return self._judge_chat(raw, sent, replace(facts, tools=bool(tools)))
+        return facts
+
+    def _judge_chat(self, raw: bytes, sent: IntArray, facts: EngineFacts) -> EngineFacts:
+        reply = read_object(raw, "answer")
+        sampled = read_sampled(reply, read_choices(reply)[0])
+        token_ids = len(sampled.prompt_ids) > 0 and _has_tokens(sampled)
+        takes_ids = token_ids and len(sent) > 0 and np.array_equal(sampled.prompt_ids, sent)
+        return replace(facts, token_ids=token_ids, template=facts.template if takes_ids else "")
+
+    async def _probe_generate(self, http: EngineHttp, facts: EngineFacts) -> EngineFacts:
+        asked = {"token_ids": [0], "user": PROBE_USER, "sampling_params": {"max_tokens": 1, "logprobs": 0}}
+        raw = await _ask_for_token(http, GENERATE, orjson.dumps(asked))
+        is_read = raw is not None and _has_tokens(self.read_generated(raw, [0], facts).sampled)
+        return replace(facts, generate=is_read)
 
     async def check_health(self, http: EngineHttp) -> None:
         await http.require_ok("/health")
@@ -171,15 +215,6 @@ class VllmEngine(EngineKind):
     async def weight_version(self, http: EngineHttp) -> str | None:
         answer = await _field_or_none(http, "/weight_info", "weight_version")
         return answer if isinstance(answer, str) else None
-
-    async def logprobs_mode(self, http: EngineHttp, model: str) -> str:
-        async def ask(request: JsonObject) -> bytes | None:
-            status, raw = await http.ask(Upstream.COMPLETIONS, orjson.dumps(request))
-            if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise EngineUnavailable(f"{Upstream.COMPLETIONS} answers {status}")
-            return raw if status == 200 else None
-
-        return await probe_logprobs_mode(ask, model)
 
     async def detokenize(self, http: EngineHttp, model: str, ids: Sequence[int]) -> str | None:
         try:
@@ -405,13 +440,17 @@ class VllmControl:
         return answer if isinstance(answer, dict) else {}
 
 
-def _gives_token_ids(version: str) -> bool:
-    number = re.match(r"(\d+)\.(\d+)", version)
-    return number is not None and (int(number[1]), int(number[2])) >= OLDEST_WITH_TOKEN_IDS
+async def _ask_for_token(http: EngineHttp, path: str, body: bytes | None) -> bytes | None:
+    """The reply; None if the request was refused. EngineUnavailable if the engine cannot answer now."""
+    status, raw = await http.ask(path, body)
+    if status in BUSY:
+        raise EngineUnavailable(f"{path} answers {status}")
+    return raw if status == HTTPStatus.OK else None
 
 
-def _tested() -> str:
-    return " or ".join(TESTED)
+def _has_tokens(sampled: Sampled) -> bool:
+    """It has ids, and a log-probability for each."""
+    return sampled.logprobs is not None and len(sampled.logprobs) == len(sampled.response_ids) > 0
 
 
 async def _field_or_none(http: EngineHttp, path: str, name: str) -> Json:

@@ -24,7 +24,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.client.ray_cluster import join_ray, local_ray
 from stepwell.pool.client.ray_folder import make_ray_folder
 from stepwell.up.background import detach, redirect_output
-from stepwell.up.engine_model import ServedModel, wait_for_model
+from stepwell.up.engine_model import ServedModel, missing_lines, wait_for_model
 from stepwell.up.launch_plan import LaunchPlan, make_plan, url_of
 from stepwell.up.processes import END_SIGNALS, StartupScreen, programs, serve
 from stepwell.up.state_folder import RunRecord, StateFolder, started, this_folder
@@ -92,9 +92,11 @@ class Up:
 
     def _ask_engine(self) -> ServedModel:
         address, what = self._settings.engine[0], f"the engine at {self._settings.engine[0]}"
-        key = os.environ.get(ENGINE_KEY) or self._settings.gateway.get("engine_key")
-        model = wait_for_model(address, str(key) if key else None, lambda why: self._screen.wait(what, why))
+        key = str(os.environ.get(ENGINE_KEY) or self._settings.gateway.get("engine_key") or "") or None
+        model = wait_for_model(address, key, lambda why: self._screen.wait(what, why))
         self._screen.say(f"{what} serves {model.name!r}", instead_of=what)
+        for line, where in missing_lines(self._settings.engine, key).items():
+            self._screen.say(f"{', '.join(where)}: {line}")
         return model
 
     @contextmanager

@@ -1,17 +1,25 @@
 """What `up` asks the engine, so that the user need not configure it: the model, its tokenizer, its context length."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
+
+from stepwell.engines import ENGINES, vllm_command
+from stepwell.engines.engine import EngineHttp, EngineTimeouts
+from stepwell.engines.missing import find_missing
 from stepwell.errors import EngineUnavailable
 from stepwell.up.http import JsonAnswer, get_json
 
 TIMEOUT = 300.0
 """Seconds: a vLLM that was started at the same time needs some minutes."""
 POLL = 0.5
-HOW_TO_START = "vllm serve MODEL --port 8001 --logprobs-mode processed_logprobs"
+CHECK_TIMEOUT = 10.0
+"""Seconds for what a busy engine cannot answer at once."""
+HOW_TO_START = vllm_command.one_line()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,33 @@ def wait_for_model(address: str, key: str | None, on_wait: Callable[[str], None]
         on_wait(f"{answer.message}; if none runs, start one: {HOW_TO_START}")
         time.sleep(POLL)
     return read_model(address, answer)
+
+
+def missing_lines(addresses: Sequence[str], key: str | None, timeout: float = CHECK_TIMEOUT) -> dict[str, list[str]]:
+    """A line for each thing that engines lack: its cost, and the flag that helps; with the addresses of these engines.
+    An engine that does not answer is a line too."""
+    return asyncio.run(_missing_lines(addresses, key, timeout))
+
+
+async def _missing_lines(addresses: Sequence[str], key: str | None, timeout: float) -> dict[str, list[str]]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    limit = aiohttp.ClientTimeout(EngineTimeouts().question)
+    lines: dict[str, list[str]] = {}
+    async with aiohttp.ClientSession(headers=headers, timeout=limit) as session:
+        found = await asyncio.gather(*(_lacks(EngineHttp(session, address), timeout) for address in addresses))
+    for address, lacks in zip(addresses, found, strict=True):
+        for line in lacks:
+            lines.setdefault(line, []).append(address)
+    return lines
+
+
+async def _lacks(http: EngineHttp, timeout: float) -> list[str]:
+    try:
+        async with asyncio.timeout(timeout):
+            return [str(missing) for missing in await find_missing(http, ENGINES)]
+    except (EngineUnavailable, TimeoutError) as failure:
+        why = str(failure) or f"no answer within {timeout:g} s"
+        return [f"what it lacks is not known ({why}); `stepwell doctor --engine ADDRESS` examines it"]
 
 
 def read_model(address: str, answer: JsonAnswer) -> ServedModel:

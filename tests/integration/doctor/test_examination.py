@@ -41,7 +41,7 @@ async def test_a_plain_openai_server_is_not_exact(tiny_model: Path) -> None:
     async with FakeEngine(plain=True) as engine:
         report = await examined(engine, tiny_model)
     assert not report.is_exact
-    assert "it gives no token ids" in found(report, "engine").what
+    assert "replies lack token ids" in found(report, "engine").what
     assert "encoded again from text" in found(report, "single turn, ids").what
 
 
@@ -49,9 +49,17 @@ async def test_closed_routes_are_warnings_that_say_which_flag() -> None:
     async with FakeEngine(scale_out=False, version="0.31.0") as engine:
         report = await examine(DoctorSettings(engine=engine.url))
     assert "--enable-scale-out" in found(report, "generate").remedy
-    assert "not tested" in found(report, "engine").what
+    assert found(report, "bridge, prefix").grade is Grade.EXACT
+    assert report.is_exact, plain(report)
+
+
+async def test_another_version_is_a_note_and_an_engine_that_takes_no_ids_is_exact_but_joins_no_turns() -> None:
+    async with FakeEngine(takes_prompt_ids=False, version="0.99.0") as engine:
+        report = await examine(DoctorSettings(engine=engine.url))
+    assert found(report, "engine").grade is Grade.OK
+    assert "Stepwell's tests use 0.32" in found(report, "engine").what
     assert "no_renderer" in found(report, "bridge, prefix").what
-    assert "--enable-scale-out" in found(report, "bridge, prefix").remedy
+    assert [line.partition(":")[0] for line in report.missing] == ["turns do not join"]
     assert report.is_exact, plain(report)
 
 

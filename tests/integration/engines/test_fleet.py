@@ -201,24 +201,25 @@ async def test_a_probe_finds_what_vllm_can_do(engine: FakeEngine) -> None:
         reports_version=True,
         weight_versions=True,
         logprobs_mode="processed",
+        tools=True,
     )
     assert facts.template
     assert engine.request_count == 0
 
 
-async def test_an_engine_that_does_not_answer_at_first_is_asked_again_for_its_log_probabilities(
+async def test_an_engine_that_does_not_answer_at_first_is_asked_again_for_what_it_samples(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class SlowToStart(VllmEngine):
         asked = 0
 
-        async def logprobs_mode(self, http: EngineHttp, model: str) -> str:
+        async def probe_sampling(self, http: EngineHttp, facts: EngineFacts) -> EngineFacts:
             self.asked += 1
             if self.asked == 1:
                 raise EngineUnavailable("no answer within 5 s")
-            return await super().logprobs_mode(http, model)
+            return await super().probe_sampling(http, facts)
 
-    monkeypatch.setattr(replica, "MODE_INTERVAL", 0.0)
+    monkeypatch.setattr(replica, "SAMPLING_INTERVAL", 0.0)
     async with EngineFleet([engine.url], kinds=[SlowToStart()]) as engines:
         one = engines.replicas[0]
         assert (one.state, one.facts.logprobs_mode) == ("healthy", "")
@@ -232,7 +233,7 @@ async def test_a_busy_engine_has_not_said_which_log_probabilities_it_reports() -
             return 503, b"{}"
 
     with pytest.raises(EngineUnavailable, match="503"):
-        await VllmEngine().logprobs_mode(cast("EngineHttp", Busy()), "tiny")
+        await VllmEngine().probe_sampling(cast("EngineHttp", Busy()), EngineFacts(model="tiny"))
 
 
 async def test_engines_share_a_template_if_they_render_alike(two: tuple[FakeEngine, FakeEngine]) -> None:
@@ -274,21 +275,6 @@ async def test_a_plain_openai_server_is_recognised_and_watched() -> None:
         assert states(engines) == ["healthy"]
         asked_for = fake.asked["/v1/models"]
         await until(lambda: fake.asked["/v1/models"] > asked_for, "the watch to ask for its models")
-
-
-@pytest.mark.parametrize(
-    ("version", "token_ids", "mode"), [("0.99.1", True, "without /inference"), ("dev", False, "as a plain OpenAI")]
-)
-async def test_an_unknown_version_is_a_warning_and_a_lesser_mode(
-    version: str, token_ids: bool, mode: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with FakeEngine(version=version) as fake, watched(fake) as engines:
-        facts = engines.replicas[0].facts
-        assert (facts.server_version, facts.token_ids, facts.generate) == (version, token_ids, False)
-        assert (await call(engines))[0] == 200
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert mode in warnings[0]
 
 
 @pytest.mark.parametrize("scale_out", [True, False])

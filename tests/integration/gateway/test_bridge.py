@@ -279,10 +279,11 @@ async def test_an_image_is_rendered(engine: FakeEngine, pool: LocalPool) -> None
 async def test_ids_that_the_engine_does_not_use_are_noticed(pool: LocalPool) -> None:
     replies = [Reply("", CALL.tool_calls, reasoning="hm"), Reply("done")]
     async with (
-        FakeEngine(replies=replies, template=chat_templates.stripping, takes_prompt_ids=False) as engine,
+        FakeEngine(replies=replies, template=chat_templates.stripping) as engine,
         conversing(engine, pool, ThinkingPolicy.ALL, tools=TOOLS) as talk,
     ):
         await talk.ask(USER)
+        engine.takes_prompt_ids = False  # it has shown to the probe that it does
         talk.messages[-1].pop("reasoning")
         talk.messages[-1].pop("reasoning_content")
         await talk.answer_calls()
@@ -292,8 +293,8 @@ async def test_ids_that_the_engine_does_not_use_are_noticed(pool: LocalPool) -> 
     assert made(steps)[1:] == ["rendered: echo_differs"]
 
 
-async def test_an_engine_without_a_render_route_or_that_fails_to_render_gets_messages(pool: LocalPool) -> None:
-    async with FakeEngine(version="0.31.0") as old, conversing(old, pool) as talk:
+async def test_an_engine_that_takes_no_ids_or_that_fails_to_render_gets_messages(pool: LocalPool) -> None:
+    async with FakeEngine(takes_prompt_ids=False) as old, conversing(old, pool) as talk:
         await talk.ask(USER)
         await talk.ask(NEXT)
         steps = await talk.steps()

@@ -16,6 +16,7 @@ from tests.rig.fake_engine.asking import Ask, Json, RefusedError, fit
 from tests.rig.fake_engine.chat import Chat
 from tests.rig.fake_engine.completions import Completions
 from tests.rig.fake_engine.derender import derender_chat
+from tests.rig.fake_engine.faults import Faults
 from tests.rig.fake_engine.faulty import faulty_asked
 from tests.rig.fake_engine.generate import Generate
 from tests.rig.fake_engine.generation import Generation, Shape
@@ -33,7 +34,7 @@ LARGEST_BODY = 256 * 1024 * 1024
 
 def create_app(engine: "FakeEngine") -> web.Application:
     app = web.Application(middlewares=[_watch(engine)], client_max_size=LARGEST_BODY)
-    chat = Chat(engine.template, engine.takes_prompt_ids, engine.encode)
+    chat = Chat(engine.template, lambda: engine.takes_prompt_ids, engine.encode)
     shapes: dict[str, Shape] = {CHAT: chat, "/v1/completions": Completions(engine.model)}
     if engine.is_plain:
         add_plain_routes(app, engine)
@@ -63,16 +64,20 @@ def _watch(engine: "FakeEngine") -> Middleware:
     async def watch(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             request[BODY] = _parsed(await request.read(), for_fake := request.path.startswith("/fake/"))
-            is_probe = isinstance(request[BODY], dict) and request[BODY].get("user") == PROBE_USER
-            if is_probe and "prompt" in request[BODY]:
+            if is_probe(request[BODY]) and "prompt" in request[BODY]:
                 return json_response(engine.likeliest_token(request[BODY]["temperature"]))
-            if not for_fake and not is_probe:
+            if not for_fake and not is_probe(request[BODY]):
                 engine.note(request.method, request.path_qs, dict(request.headers), request[BODY])
             return await handler(request)
         except RefusedError as refused:
             return json_response(refused.payload(), status=refused.status)
 
     return watch
+
+
+def is_probe(body: Json) -> bool:
+    """A question for what the engine can do, and no call of an agent: it is not counted, and meets no faults."""
+    return isinstance(body, dict) and body.get("user") == PROBE_USER
 
 
 def _parsed(raw: bytes, for_fake: bool) -> Json:
@@ -94,6 +99,8 @@ def _generation(engine: "FakeEngine", shape: Shape) -> Handler:
             max_model_len=engine.max_model_len,
             adapters=engine.adapters,
         )
+        if is_probe(request[BODY]):
+            return json_response(shape.answer(Generation(ask, Faults(), sample(ask, Faults(), [None]))))
         faults = engine.deal_faults()
         ask = faulty_asked(ask, faults)
         with _in_flight(engine):

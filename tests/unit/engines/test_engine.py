@@ -34,7 +34,7 @@ async def test_the_first_kind_that_recognises_a_server_handles_it() -> None:
     kind, facts = await probe_engine(vllm, ENGINES)
     assert (kind.name, facts.kind, facts.model, facts.max_model_len) == ("vllm", "vllm", "m", 32)
     assert (facts.token_ids, facts.generate, facts.pause, facts.weight_versions) == (True, False, False, False)
-    routes = ["/inference/v1/generate", "/tokenize", "/weight_info", "/is_paused"]
+    routes = ["/inference/v1/generate", "/v1/chat/completions/render", "/tokenize", "/weight_info", "/is_paused"]
     assert vllm.asked == ["/version", "/v1/models", *routes]
     kind, facts = await probe_engine(plain, ENGINES)
     assert (kind.name, facts.token_ids, plain.asked) == ("openai", False, ["/version", "/v1/models"])

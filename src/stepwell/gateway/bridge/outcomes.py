@@ -36,7 +36,7 @@ class BridgeOutcome(StrEnum):
     CLOSE_DIFFERS = "close_differs"
     """The reply does not end in the token with which the chat template ends a reply."""
     NO_RENDERER = "no_renderer"
-    """No engine renders without generating, or the engines have different chat templates."""
+    """No engine renders without generating and takes ids, or the engines have different chat templates."""
     UNPROVEN = "unproven"
     """The engine's tokenize route gives other ids than the engine used."""
     RENDER_FAILED = "render_failed"
