@@ -51,11 +51,11 @@ async def converse(agent: Agent, rollout: int, *, stream: bool) -> None:
         messages.append(await reply_of(agent.client, asked, stream=stream))
 
 
-async def roll_out(vllm: VllmServer, policy: ThinkingPolicy | None, *, stream: bool) -> list[list[Step]]:
+async def roll_out(engine: str, policy: ThinkingPolicy | None, *, stream: bool) -> list[list[Step]]:
     """The steps of a group of conversations of some turns each."""
     pool = LocalPool()
     group: dict[str, Any] = {"prompt_uid": "p", "group_size": ROLLOUTS, "channel": "asked"}
-    async with serve_gateway(pool, [vllm.url], bridge=policy, response_length=256) as url:
+    async with serve_gateway(pool, [engine], bridge=policy, response_length=256) as url:
         for rollout in range(ROLLOUTS):
             async with agent_of(url, trajectory_uid=str(rollout), **group) as agent:
                 await converse(agent, rollout, stream=stream)
@@ -78,7 +78,7 @@ def rows_of(trajectories: Sequence[Sequence[Step]]) -> MergedRows:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_turns_of_four_rollouts_become_four_rows(vllm: VllmServer, stream: bool) -> None:
-    rollouts = await roll_out(vllm, ThinkingPolicy.TEMPLATE, stream=stream)
+    rollouts = await roll_out(vllm.url, ThinkingPolicy.TEMPLATE, stream=stream)
     for steps in rollouts:
         assert [step.finish_reason for step in steps] == ["stop"] * TURNS
         assert [step.quarantine for step in steps] == [None] * TURNS
@@ -87,7 +87,7 @@ async def test_the_turns_of_four_rollouts_become_four_rows(vllm: VllmServer, str
 
 
 async def test_without_the_bridge_they_become_more(vllm: VllmServer) -> None:
-    assert len(rows_of(await roll_out(vllm, None, stream=False)).trajectory_of_R) > ROLLOUTS
+    assert len(rows_of(await roll_out(vllm.url, None, stream=False)).trajectory_of_R) > ROLLOUTS
 
 
 @pytest.mark.parametrize("stream", [False, True])

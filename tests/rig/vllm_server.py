@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepwell.demo import engine
+from stepwell.engines.vllm_command import ADDITIONS, base_flags
 from tests.rig.tiny_model import make_tiny_model
 
 MODEL_NAME = "tiny"
@@ -29,9 +30,9 @@ EXTENSIONS = (Path(__file__).parent / "vllm_extension", engine.EXTENSION)
 FLAGS = (
     *("--served-model-name", MODEL_NAME),
     *("--max-model-len", "2048", "--enforce-eager"),
-    *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-    *("--enable-scale-out", "--worker-extension-cls", "stepwell_take_time.TakeTime"),
+    *base_flags("hermes"),
+    *ADDITIONS["CPU"],
+    *("--worker-extension-cls", "stepwell_take_time.TakeTime"),  # instead of the one above, whose subclass it is
     *("--distributed-executor-backend", "uni"),  # the engine's core has a process of its own, the one worker has none
 )
 ENVIRONMENT = {**engine.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, EXTENSIONS))}

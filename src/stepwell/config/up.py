@@ -31,11 +31,17 @@ OWN = ("ray_address", "ray_namespace", "data_pool_name", "control_keys")
 
 
 class UpSettings(Section):
-    """Start everything on this machine: Ray, the DataPool, the gateway and the dashboard, and keep it running.
+    r"""Start everything on this machine: Ray, the DataPool, the gateway and the dashboard, and keep it running.
 
     Settings come from flags, from the environment or from ./stepwell.toml, whose tables [pool], [gateway], [dashboard]
     and [rewards] take all settings of the commands of these names. Ctrl-C, or `stepwell down` in the same folder,
     stops everything. The key, the journal and the logs are in ./.stepwell.
+
+    The engine is a vLLM that was started with this command; PARSER is the tool call parser of the model:
+
+    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --host 127.0.0.1 --port 8001 \
+      --logprobs-mode processed_logprobs --generation-config vllm --enable-scale-out \
+      --weight-transfer-config '{"backend": "nccl"}' --enable-auto-tool-choice --tool-call-parser PARSER
     """
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_UP_")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from stepwell.common.processes import dying_with_this_process, end_group, exit_text, free_port, last_lines
 from stepwell.demo.vocabulary import CONTEXT
+from stepwell.engines.vllm_command import ADDITIONS, base_flags
 from stepwell.errors import BadRequest, EngineUnavailable
 
 START_TIMEOUT = 600.0
@@ -29,11 +30,10 @@ HOME = "~/.cache/stepwell"
 EXTENSION = Path(__file__).parent / "vllm_extension"
 
 FLAGS = (
-    *("--served-model-name", "demo", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "64"),
+    *("--served-model-name", "demo", "--enforce-eager", "--max-num-seqs", "64"),
     *("--max-model-len", str(CONTEXT)),
-    *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
-    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-    *("--enable-scale-out", "--worker-extension-cls", "stepwell_cpu_reload.CpuReload"),
+    *base_flags("hermes"),
+    *ADDITIONS["CPU"],
     *("--distributed-executor-backend", "uni", "--uvicorn-log-level", "warning", "--disable-log-stats"),
 )
 ENVIRONMENT = {

@@ -42,7 +42,7 @@ FORK = "steps stay exact, but each turn is trained as a row of its own"
 NOT_BRIDGED = f"see docs/bridge.md; {FORK}"
 TAKES_IDS = f"use vLLM 0.32 or newer, without a KV connector or a proxy that drops kv_transfer_params; {FORK}"
 BRIDGE_REMEDIES: Mapping[str, str] = {
-    BridgeOutcome.NO_RENDERER: "see what is missing, below",
+    BridgeOutcome.NO_RENDERER: "start vLLM 0.32 or newer with --enable-scale-out; the lines after Missing say more",
     BridgeOutcome.RENDER_FAILED: "start vLLM with --enable-scale-out; see its log",
     BridgeOutcome.UNPROVEN: "start vLLM with --enable-scale-out: its /tokenize gives other ids than its chat",
     BridgeOutcome.REFUSED: TAKES_IDS,

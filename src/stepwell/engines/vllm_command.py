@@ -4,6 +4,7 @@ MODEL is the model's name or folder; PARSER is the tool call parser of this mode
 The control routes are open to everyone who reaches the port, so vLLM listens on loopback.
 """
 
+import shlex
 from collections.abc import Mapping
 
 BASE = """\
@@ -25,3 +26,9 @@ CPU_PROGRAM = "python -m vllm.entrypoints.openai.api_server --model"
 
 def one_line() -> str:
     return BASE.replace("\\\n  ", "")
+
+
+def base_flags(parser: str) -> tuple[str, ...]:
+    """The flags of BASE that follow its address."""
+    words = shlex.split(one_line())
+    return tuple(parser if word == "PARSER" else word for word in words[words.index("--port") + 2 :])

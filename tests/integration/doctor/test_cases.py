@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.doctor.case_runner import CaseRunner
+from stepwell.doctor.case_runner import HELLO, CaseRunner
 from stepwell.doctor.cases import CASES, bridge, reasoning
 from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import CaseColumn, Grade
@@ -99,7 +99,9 @@ async def test_the_second_turn_is_sent_as_ids() -> None:
 
 
 async def test_an_engine_that_ignores_the_ids_is_a_warning_that_says_what_to_do() -> None:
-    async with FakeEngine(takes_prompt_ids=False, template=reworded) as engine, runner_of(engine) as runner:
+    async with FakeEngine(template=reworded) as engine, runner_of(engine) as runner:
+        await runner.ask(messages=[HELLO])
+        engine.takes_prompt_ids = False  # it has shown to the probe that it does
         finding = (await bridge(runner))[CaseColumn.PREFIX]
     assert finding.grade is Grade.WARNING
     assert "echo_differs" in finding.what

@@ -14,11 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from stepwell.demo.engine import ENVIRONMENT, FLAGS
+from stepwell.demo.engine import FLAGS
 from stepwell.trainers.reporting import UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.weight_sync import PROBE, probe_logprobs
-from tests.rig import vllm_server
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import ScriptedEngine, serve
 from tests.unit.trainers.training_pool import TrainingPool
@@ -94,18 +93,6 @@ def test_the_page_trains_and_the_engine_has_its_weights(
     assert engine.weight_version == str(pool.stats().policy_version) == str(scope["report"].version)
     assert {path.name for path in (tmp_path / "weights").iterdir()} == {"a", "b"}
     assert (tmp_path / "checkpoints" / "trainer.pt").exists()
-
-
-def test_vllm_is_started_with_flags_that_the_tests_start_it_with() -> None:
-    ours = {*FLAGS, *vllm_server.FLAGS, "--model", "$MODEL", "--host", "127.0.0.1", "--port", "8001"}
-    commands = [block.replace("\\\n", "") for block in examples("bash") if "api_server" in block]
-    assert len(commands) == 2
-    for command in commands:
-        setting, *_, module = command.split()[:4]
-        name, _, value = setting.partition("=")
-        assert ENVIRONMENT[name] == vllm_server.ENVIRONMENT[name] == value
-        assert module == "vllm.entrypoints.openai.api_server"
-        assert [word for word in command.split()[4:] if word not in ours] == []
 
 
 def test_the_cure_for_cpus_is_in_the_folder_that_the_page_finds() -> None:
