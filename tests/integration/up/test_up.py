@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.up.engine_model import HOW_TO_START
+from tests.rig.engine_proxy import EngineProxy
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port
 from tests.rig.ray_cluster import SETTINGS, RayCluster
@@ -191,11 +193,24 @@ def test_without_an_engine_it_waits_with_advice_and_can_be_stopped(shell: Shell)
     url = f"http://127.0.0.1:{free_port()}"
     waiting = shell.start("stepwell", "up", "--engine", url)
     said = _read_until(waiting, "waiting for")
-    assert f"waiting for the engine at {url}: Connection refused; if none runs, start one: vllm serve" in said
+    assert (
+        f"waiting for the engine at {url}: Connection refused; if none runs, start one: VLLM_SERVER_DEV_MODE=1 vllm serve MODEL"
+        in said
+    )
     os.killpg(waiting.pid, signal.SIGINT)
     rest, _ = waiting.communicate(timeout=20)
     assert (waiting.returncode, "stopped before it was ready" in rest) == (130, True)
     assert not shell.pids()
+
+
+def test_it_says_in_one_line_what_the_engine_lacks_and_what_that_costs(shell: Shell, engine: FakeEngine) -> None:
+    taken = engine.url.rpartition(":")[2]
+    with in_thread(EngineProxy(engine.url, without_tools=True)) as proxy:
+        said = shell.run("stepwell", "up", "--engine", proxy.url, "--port", taken, status=1)
+    (line,) = [line for line in said.splitlines() if "no tools" in line]
+    assert f"{proxy.url}: no tools: the engine refuses calls with tools" in line
+    assert "start vLLM with --enable-auto-tool-choice --tool-call-parser PARSER" in line
+    assert "cannot listen on" in said, "it goes on all the same"
 
 
 def test_in_the_background_it_reports_failures_too(shell: Shell, engine: FakeEngine) -> None:
