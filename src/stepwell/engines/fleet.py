@@ -124,6 +124,7 @@ class EngineFleet:
         while True:
             seen = await self._directory.serving_after(seen)
             self._selector.set_canary(seen.canary)
+            self._selector.set_stuck("")  # another version may have mended it; the next report looks again
             for engine in self._selector.engines:
                 engine.review()
 

@@ -42,7 +42,7 @@ def readme_agent(gateway: str) -> None:
     run = stepwell.connect(gateway)
     for _ in range(2):
         with run.trajectory(prompt_uid="greeting", group_size=2) as t:
-            agent = OpenAI(base_url=t.base_url, api_key=t.api_key, timeout=60)
+            agent = OpenAI(base_url=t.base_url, api_key=t.api_key)
             model = agent.models.list().data[0].id
             reply = agent.chat.completions.create(
                 model=model, messages=[{"role": "user", "content": "Say hello."}], max_tokens=8
@@ -133,8 +133,10 @@ async def test_a_held_call_is_told_within_ten_seconds_with_the_sdks_retries(
 ) -> None:
     async with serve_gateway(pool, [engine.url]) as gateway:
         run = await asyncio.to_thread(stepwell.connect, gateway)
-        async with run.trajectory(prompt_uid="p", group_size=1) as t:
-            agent = AsyncOpenAI(base_url=t.base_url, api_key=t.api_key, timeout=60)
+        async with (
+            run.trajectory(prompt_uid="p", group_size=1) as t,
+            AsyncOpenAI(base_url=t.base_url, api_key=t.api_key, timeout=60) as agent,
+        ):
             await pool.set_policy_version(7, check=False)
             await until_state(gateway, "unsynced")
             began = time.monotonic()
