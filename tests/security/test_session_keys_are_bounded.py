@@ -1,5 +1,6 @@
 """S17, S19, S20: what the holder of a session key, or of a trajectory's key, may do at a gateway."""
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key, read_keys, revoke_key
 from stepwell.errors import RewardFailed
+from stepwell.gateway.call_placement import SESSION_IDS, SessionIds
 from stepwell.gateway.http.quotas import CallQuota
 from stepwell.gateway.trajectory_lifecycle import SESSION_METADATA
 from stepwell.pool.api.plan import Overflow
@@ -146,3 +148,78 @@ async def test_what_a_session_key_sends_is_apart_from_what_rewards_exports_and_f
     assert not sent.keys() & sample.metadata.keys()
     with pytest.raises(RewardFailed, match="neither 'answer' nor"):
         expected_of(sample, "answer")
+
+
+RANDOM = re.compile(r"[0-9a-f]{32}|sk-sw-[\w.~-]+")
+
+
+def shape(value: Any) -> Any:
+    """A JSON value, with what is sampled or random in it replaced by its type."""
+    if isinstance(value, dict):
+        return {name: shape(found) for name, found in value.items()}
+    if isinstance(value, list):
+        return [shape(found) for found in value]
+    return RANDOM.sub("…", value) if "http" in str(value) or "@" in str(value) else type(value)
+
+
+def seen(answer: httpx.Response) -> tuple[Any, ...]:
+    """All that a client sees of an answer, without what differs in every one."""
+    unlike = ("date", "content-length")
+    headers = {name: RANDOM.sub("…", value) for name, value in answer.headers.items() if name not in unlike}
+    return answer.status_code, headers, shape(answer.json())
+
+
+@pytest.mark.parametrize("role", [Role.SESSION, Role.RUNNER, Role.ADMIN])
+async def test_nobody_learns_who_was_forgotten(tmp_path: Path, pool: LocalPool, engine: FakeEngine, role: Role) -> None:
+    async with holder(tmp_path, pool, engine) as mallory:
+        operator = Client(mallory.http, CONTROL)
+        assert (await operator.post("/forget", {"subject": "ann"})).status_code == 200
+        answers: list[list[Any]] = []
+        for who in ("ann", "bob"):
+            match role:
+                case Role.SESSION:
+                    opener = Client(mallory.http, AccessKeys([CONTROL]).session_key(SessionKey(who)))
+                    wanted: dict[str, Any] = {}
+                case Role.RUNNER:
+                    opener = Client(mallory.http, create_key(tmp_path / "keys.json", Role.RUNNER)[0])
+                    wanted = {"session": True, "metadata": {"subject": who}}
+                case _:
+                    opener, wanted = operator, {"session": True, "user": who}
+            opened = await opener.post("/init_trajectory", wanted)
+            agent = Client(
+                mallory.http, opened.json()["api_key"], "/{trajectory_uid}/{prompt_uid}".format(**opened.json())
+            )
+            calls = [await agent.chat(), await agent.chat()]
+            if role is Role.SESSION:
+                calls.append(await opener.chat("/session/v1", None, **{"x-session-id": "one"}))
+            answers.append([seen(answer) for answer in (opened, *calls)])
+        assert answers[0] == answers[1]
+        metrics = await operator.http.get("/metrics", headers={"Authorization": f"Bearer {CONTROL}"})
+        assert f'calls_unrecorded_total{{cause="forgotten"}} {len(answers[0]) - 1}.0' in metrics.text
+    recorded = pool.rules.state.trajectories.values()
+    assert {subject for found in recorded for subject in subjects_of(found.metadata)} == {"bob"}
+
+
+async def test_a_session_of_a_forgotten_person_is_recorded_nowhere_whoever_calls_it_and_how(
+    tmp_path: Path, pool: LocalPool, engine: FakeEngine
+) -> None:
+    async with holder(tmp_path, pool, engine) as mallory:
+        operator = Client(mallory.http, CONTROL)
+        assert (await operator.post("/forget", {"subject": "ann"})).status_code == 200
+        chosen = await operator.open(session=True, user="ann", trajectory_uid="chosen")
+        assert (await chosen.chat()).status_code == 200
+        agent = await operator.open(session=True, user="ann")
+        for client in (agent, Client(mallory.http, CONTROL, agent.root)):
+            assert (await client.chat()).status_code == 200
+        for name in (agent.root.split("/")[1], agent.root.removeprefix("/")):
+            assert (await operator.chat("/v1", None, **{"x-session-id": name})).status_code == 200
+    assert not pool.rules.state.trajectories
+
+
+def test_every_gateway_with_the_same_control_key_knows_the_sessions_of_forgotten_people() -> None:
+    first, same, other = (SessionIds(AccessKeys([key]).secrets(SESSION_IDS)) for key in (CONTROL, CONTROL, 2 * CONTROL))
+    made = [first.new_forgotten() for _ in range(100)]
+    assert all(map(same.is_forgotten, made))
+    assert not any(map(other.is_forgotten, made))
+    assert not any(first.is_forgotten(first.new()) for _ in range(100))
+    assert {len(found) for found in made} == {len(first.new())}

@@ -148,7 +148,8 @@ class AgentCalls:
                     call = await self.channels.route(call, placed.channel, self._trained_model)
                 if placed.unrecorded is not None:
                     self.metrics.calls_unrecorded[placed.unrecorded].inc()
-                    writer.headers.append((UNRECORDED_HEADER, placed.unrecorded.encode()))
+                    if placed.unrecorded is not Unrecorded.FORGOTTEN:
+                        writer.headers.append((UNRECORDED_HEADER, placed.unrecorded.encode()))
                 if call.removed:
                     self.removed.note(call.removed)
                 if call.replaced:
@@ -157,8 +158,8 @@ class AgentCalls:
                     writer.headers.append((SAMPLING_HEADER, told.encode()))
                 begun = self._begin(call, ref, headers, raw)
                 exchange = Exchange(kind, placed, call, begun, writer, headers, dialect.stream(call), is_whitebox)
-                if opener is not None and exchange.is_recorded:
-                    writer.headers.append((TRAJECTORY_HEADER, f"{ref.trajectory_uid}/{ref.prompt_uid}".encode()))
+                if opener is not None and (shown := placed.shown) is not None:
+                    writer.headers.append((TRAJECTORY_HEADER, f"{shown.trajectory_uid}/{shown.prompt_uid}".encode()))
                 with self.known.call_of(ref):
                     await self._join_or_lead(exchange, Client(scope, receive), headers.key(begun.trajectory_uid, raw))
                 use.use(exchange.prompt_tokens + exchange.response_tokens)

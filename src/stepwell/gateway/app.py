@@ -21,7 +21,7 @@ from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
 from stepwell.gateway.background_work import BackgroundWork
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.call_placement import CallPlacement
+from stepwell.gateway.call_placement import SESSION_IDS, CallPlacement, SessionIds
 from stepwell.gateway.conversations import Conversations
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect
@@ -120,7 +120,8 @@ def create_app(
     engines.share(pool)
     known = KnownTrajectories(pool, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
     sessions = LiveSessions(pool, known, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
-    placement = CallPlacement(known, sessions, Conversations(pool), session_sample)
+    ids = SessionIds(keys.secrets(SESSION_IDS))
+    placement = CallPlacement(known, sessions, Conversations(pool), session_sample, ids)
     confirmer = VersionConfirmer(engines)
     outbox = Outbox(
         pool, on_refused=known.forget, confirmer=confirmer, spool=spool, confirm_timeout=limits.confirm_timeout

@@ -4,13 +4,16 @@
 - A header can name it too, so that a harness needs one base_url for many rollouts.
 """
 
+import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
+from secrets import token_hex
 
 from stepwell.access.caller import Caller, SessionKey
-from stepwell.errors import BadRequest
+from stepwell.errors import BadRequest, Forgotten
 from stepwell.gateway.conversations import Conversations, KeyedConversation
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.deduplication import CallHeaders
@@ -18,7 +21,13 @@ from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, Unrecorded
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
-from stepwell.pool.api.sessions import RESERVED_UIDS, SESSION_MARK, SESSION_PREFIX, session_id_of
+from stepwell.pool.api.sessions import (
+    RESERVED_UIDS,
+    SESSION_MARK,
+    SESSION_PREFIX,
+    session_id_of,
+    session_prompt_uid,
+)
 from stepwell.wire.gateway_api import UID_PATTERN
 
 UNRECORDED_PREFIXES: Mapping[str, Unrecorded] = {
@@ -29,6 +38,10 @@ UNRECORDED_PREFIXES: Mapping[str, Unrecorded] = {
 RESERVED_PREFIXES = (SESSION_PREFIX, *UNRECORDED_PREFIXES)
 LONGEST_ID = 128 - max(map(len, RESERVED_PREFIXES))
 """The prompt_uid of a session is longer than its id."""
+HALF_AN_ID = 8
+"""Bytes."""
+SESSION_IDS = b"stepwell session ids 1\0"
+"""Separates these HMACs from other uses of the same secret."""
 TRAJECTORY_NAME = re.compile(rf"({UID_PATTERN})/({UID_PATTERN})")
 
 
@@ -48,13 +61,49 @@ class CallPlace:
         """It is recorded, and not in the session of a live user."""
         return self.unrecorded is None and not session_id_of(self.ref.prompt_uid)
 
+    @property
+    def shown(self) -> TrajectoryRef | None:
+        """The trajectory that the answer names; None if the call is not recorded. The session of a forgotten person
+        looks like any other."""
+        if self.unrecorded is Unrecorded.FORGOTTEN:
+            return TrajectoryRef(self.sticky, session_prompt_uid(self.sticky))
+        return self.ref if self.unrecorded is None else None
+
+
+class SessionIds:
+    """Makes the ids of sessions. One that is opened for a forgotten person has an HMAC in its id: each gateway with the
+    same control keys sees that its calls are not to be recorded, and nobody else can tell it from other ids."""
+
+    def __init__(self, secrets: Sequence[bytes] = (b"",)) -> None:
+        """The first secret makes ids; all are accepted."""
+        self._secrets = secrets
+
+    def new(self) -> str:
+        return token_hex(2 * HALF_AN_ID)
+
+    def new_forgotten(self) -> str:
+        nonce = token_hex(HALF_AN_ID)
+        return nonce + _seal(self._secrets[0], nonce)
+
+    def is_forgotten(self, session_id: str) -> bool:
+        nonce, seal = session_id[: 2 * HALF_AN_ID], session_id[2 * HALF_AN_ID :]
+        if len(seal) != 2 * HALF_AN_ID or not session_id.isascii():
+            return False
+        return any(hmac.compare_digest(_seal(secret, nonce), seal) for secret in self._secrets)
+
 
 class CallPlacement:
     def __init__(
-        self, known: KnownTrajectories, sessions: LiveSessions, conversations: Conversations, sample: float = 1.0
+        self,
+        known: KnownTrajectories,
+        sessions: LiveSessions,
+        conversations: Conversations,
+        sample: float = 1.0,
+        ids: SessionIds | None = None,
     ) -> None:
         """`sample` is the share of sessions that are recorded."""
         self.conversations = conversations
+        self.ids = ids or SessionIds()
         self._known = known
         self._sessions = sessions
         self._sample = sample
@@ -114,7 +163,13 @@ class CallPlacement:
     ) -> CallPlace:
         if not headers.is_captured:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.HEADER)
-        placed = await self._sessions.place(session_call(session_id, user, channel))
+        forgotten = CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.FORGOTTEN)
+        if self.ids.is_forgotten(session_id):
+            return forgotten
+        try:
+            placed = await self._sessions.place(session_call(session_id, user, channel))
+        except Forgotten:
+            return forgotten
         if placed is None:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.POOL)
         return CallPlace(placed.ref, placed.channel, session_id, conversation=conversation)
@@ -139,6 +194,11 @@ def _owner(caller: Caller, key: SessionKey) -> str:
     """Whose conversations a call may continue. A key for some channels continues those that it began, so that the same
     words in another channel are another session."""
     return f"\0{caller.id}" if caller.is_scoped and caller.session is None else key.user
+
+
+@lru_cache(maxsize=10_000)
+def _seal(secret: bytes, nonce: str) -> str:
+    return hmac.digest(secret, nonce.encode(), "sha256")[:HALF_AN_ID].hex()
 
 
 def session_id_by_name(name: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from stepwell.common.async_calls import ignore_failure
-from stepwell.errors import Forgotten, PoolFull, PoolUnavailable, StepwellError
+from stepwell.errors import PoolFull, PoolUnavailable, StepwellError
 from stepwell.gateway.trajectories import ASK_PAUSE, ASK_TIMEOUT, MAX_KNOWN, UNCHECKED, KnownTrajectories
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TrajectoryRef
@@ -55,8 +55,8 @@ class LiveSessions:
         self._asking: set[asyncio.Task[SessionPlace | None]] = set()
 
     async def place(self, call: SessionCall) -> PlacedCall | None:
-        """None if the call is to be answered all the same, unrecorded: the pool cannot take a new trajectory now, or
-        the data of its user was deleted."""
+        """None if the call is to be answered all the same, unrecorded, because the pool cannot take a new trajectory
+        now. Forgotten if the data of its user was deleted."""
         uid = self._current.get(call.session_id, "")
         ref = TrajectoryRef(uid, call.prompt_uid)
         if uid and (channel := self._known.cached_channel(ref)) is not None:
@@ -68,7 +68,7 @@ class LiveSessions:
                 raise
             self._known.unchecked += 1
             return PlacedCall(ref, UNCHECKED) if uid else None
-        except (PoolFull, Forgotten):
+        except PoolFull:
             return None
         return self._note(call.session_id, place)
 

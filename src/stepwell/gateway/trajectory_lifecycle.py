@@ -141,10 +141,12 @@ class TrajectoryLifecycle:
         return ref
 
     async def _open_session(self, wanted: gateway_api.InitTrajectory) -> TrajectoryRef:
-        """If the session is open already, it is the same one."""
+        """If the session is open already, it is the same one. That of a forgotten person looks like any other, unless
+        the caller, who cannot have a session key, chooses its id."""
         if wanted.prompt_uid or wanted.group_size:
             raise BadRequest("a session is a group of its own; leave prompt_uid and group_size out")
-        session_id = wanted.trajectory_uid or uuid4().hex
+        ids = self.placement.ids
+        session_id = wanted.trajectory_uid or ids.new()
         if len(session_id) > LONGEST_ID:
             raise BadRequest(f"the trajectory_uid of a session has at most {LONGEST_ID} characters")
         if not wanted.capture:
@@ -155,7 +157,11 @@ class TrajectoryLifecycle:
         try:
             await self.sessions.open(replace(call, channel=wanted.channel, metadata=wanted.all_metadata))
         except Forgotten:
-            return TrajectoryRef(session_id, UNRECORDED + session_id)
+            if wanted.trajectory_uid:
+                return TrajectoryRef(session_id, UNRECORDED + session_id)
+            session_id = ids.new_forgotten()
+            while not self.placement.is_sampled(session_id):  # another one would tell itself by that
+                session_id = ids.new_forgotten()
         return TrajectoryRef(session_id, session_prompt_uid(session_id))
 
     async def complete(
