@@ -101,6 +101,19 @@ def decide(page: Page, key: str, *, who: str = "", why: str = "", **own: str) ->
     expect(dialog).to_have_count(0)
 
 
+def test_the_overview_says_that_steps_are_left_out_for_their_sampling(
+    browser: Browser, pool: PoolWithDanger, url: str
+) -> None:
+    pool.recent.update({"truncated": 620, "": 380})
+    with open_page(browser, url) as (page, faults):
+        page.goto(url)
+        expect(page.locator("p.note")).to_contain_text("62% of the last 1,000 steps of channel train are left out")
+        expect(page.locator("p.note")).to_contain_text("--sampling train=on_policy")
+        expect(page.locator("figure.chart .uplot")).to_have_count(8)
+        assert faint_texts(page) == []
+        assert (faults.strayed, faults.said) == ([], [])
+
+
 def test_every_view_opens_by_keyboard(page: Page, url: str) -> None:
     expect(page.locator("figure.chart .uplot")).to_have_count(8)
 
