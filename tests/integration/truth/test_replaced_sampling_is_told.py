@@ -92,12 +92,13 @@ async def test_one_line_of_a_channel_names_the_values_and_the_setting(
         assert f"--sampling {channel}=as_asked" in line
 
 
+@pytest.mark.parametrize("root", ["/session", ""])
 @pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
-async def test_a_live_user_gets_the_sampling_that_it_asks_for(engine: FakeEngine, dialect: str) -> None:
+async def test_a_live_user_gets_the_sampling_that_it_asks_for(engine: FakeEngine, dialect: str, root: str) -> None:
     pool = live_pool(None)
     async with (
         serve_gateway(pool, [engine.url], sampling=ON_POLICY, control_keys=[CONTROL]) as url,
-        openai.AsyncOpenAI(base_url=_session_url(url, dialect), api_key=ANN, max_retries=0) as client,
+        openai.AsyncOpenAI(base_url=_base_url(f"{url}{root}", dialect), api_key=ANN, max_retries=0) as client,
     ):
         assert HEADER not in await headers_of(client, dialect, **ASKED)
         await until(lambda: any(found.steps for found in trajectories(pool)), "the step")
@@ -106,8 +107,9 @@ async def test_a_live_user_gets_the_sampling_that_it_asks_for(engine: FakeEngine
     assert step.untrainable == "truncated: top_p is 0.9"
 
 
-def _session_url(url: str, dialect: str) -> str:
-    return f"{url}/session" if dialect == "messages" else f"{url}/session/v1"
+def _base_url(root: str, dialect: str) -> str:
+    """anthropic's SDK adds /v1 by itself."""
+    return root if dialect == "messages" else f"{root}/v1"
 
 
 async def test_an_opened_session_is_sampled_as_asked_and_a_rollout_beside_it_is_not(
