@@ -7,7 +7,7 @@ import asyncio
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,6 +87,9 @@ class RecordingPool:
 
     async def change_engines(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
         pass
+
+    async def report_engines(self, versions: Mapping[str, int | None]) -> bool:
+        return True
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str:
         return TRAIN
