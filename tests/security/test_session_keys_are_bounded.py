@@ -51,8 +51,8 @@ class Client:
         opened = answer.json()
         return Client(self.http, opened["api_key"], "/{trajectory_uid}/{prompt_uid}".format(**opened))
 
-    async def chat(self, path: str = "/v1", body: dict[str, Any] | None = None, **headers: str) -> httpx.Response:
-        return await self.post(f"{path}/chat/completions", body or CHAT, **headers)
+    async def chat(self, path: str = "/v1", **headers: str) -> httpx.Response:
+        return await self.post(f"{path}/chat/completions", CHAT, **headers)
 
 
 @asynccontextmanager
@@ -191,7 +191,7 @@ async def test_nobody_learns_who_was_forgotten(tmp_path: Path, pool: LocalPool, 
             )
             calls = [await agent.chat(), await agent.chat()]
             if role is Role.SESSION:
-                calls.append(await opener.chat("/session/v1", None, **{"x-session-id": "one"}))
+                calls.append(await opener.chat("/session/v1", **{"x-session-id": "one"}))
             answers.append([seen(answer) for answer in (opened, *calls)])
         assert answers[0] == answers[1]
         metrics = await operator.http.get("/metrics", headers={"Authorization": f"Bearer {CONTROL}"})
@@ -212,7 +212,7 @@ async def test_a_session_of_a_forgotten_person_is_recorded_nowhere_whoever_calls
         for client in (agent, Client(mallory.http, CONTROL, agent.root)):
             assert (await client.chat()).status_code == 200
         for name in (agent.root.split("/")[1], agent.root.removeprefix("/")):
-            assert (await operator.chat("/v1", None, **{"x-session-id": name})).status_code == 200
+            assert (await operator.chat("/v1", **{"x-session-id": name})).status_code == 200
     assert not pool.rules.state.trajectories
 
 
@@ -223,3 +223,25 @@ def test_every_gateway_with_the_same_control_key_knows_the_sessions_of_forgotten
     assert not any(map(other.is_forgotten, made))
     assert not any(first.is_forgotten(first.new()) for _ in range(100))
     assert {len(found) for found in made} == {len(first.new())}
+
+
+@pytest.mark.parametrize("opener", ["session key", "control key"])
+async def test_an_agent_cannot_hide_its_own_steps(
+    tmp_path: Path, pool: LocalPool, engine: FakeEngine, opener: str
+) -> None:
+    off = {"x-stepwell-capture": "off"}
+    async with holder(tmp_path, pool, engine) as mallory:
+        operator = Client(mallory.http, CONTROL)
+        agent = await (mallory if opener == "session key" else operator).open()
+        answer = await agent.chat(**off)
+        assert (answer.status_code, answer.headers["x-stepwell-capture"]) == (200, "on")
+        assert "x-stepwell-unrecorded" not in answer.headers
+        assert (await mallory.chat(**off)).headers["x-stepwell-capture"] == "on"
+        hidden = await Client(mallory.http, CONTROL, agent.root).chat(**off)
+        assert hidden.headers["x-stepwell-unrecorded"] == "header"
+        refused = await mallory.post("/init_trajectory", {"capture": False})
+        assert refused.status_code == 403
+        assert "cannot choose capture" in refused.text
+        metrics = await operator.http.get("/metrics", headers={"Authorization": f"Bearer {CONTROL}"})
+        assert "stepwell_opt_outs_ignored_total 2.0" in metrics.text
+    assert [len(found.steps) for found in pool.rules.state.trajectories.values()] == [1, 1]

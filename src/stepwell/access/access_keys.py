@@ -87,7 +87,7 @@ class AccessKeys:
         """Who has the key of that trajectory in that header; None if it has another key. An agent in a session that was
         opened with a session key has the session of that key."""
         if self.open:
-            return AGENT
+            return ANYONE
         key, message = _key_in(authorization), _key_message(trajectory_uid, prompt_uid)
         if len(message) > LONGEST_MESSAGE:
             return None

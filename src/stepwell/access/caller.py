@@ -72,6 +72,11 @@ class Caller:
         return f"user {self.session.user}" if self.session is not None and self.session.user else ""
 
     @property
+    def may_opt_out(self) -> bool:
+        """Whether a call may say that it is not recorded. An agent cannot: it would hide its own steps."""
+        return self.role in (Role.ADMIN, Role.RUNNER)
+
+    @property
     def scope_text(self) -> str:
         parts = [f"channel {name}" for name in self.channels] + [f"project {name}" for name in self.projects]
         return ", ".join(parts)

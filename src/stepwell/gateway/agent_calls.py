@@ -31,7 +31,7 @@ from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
 from stepwell.gateway.exchange import Exchange, send_error
 from stepwell.gateway.http.client_watch import Client, watch_client
-from stepwell.gateway.http.deduplication import CallHeaders, RequestDeduplicator, read_call_headers
+from stepwell.gateway.http.deduplication import CAPTURE_HEADER, CallHeaders, RequestDeduplicator, read_call_headers
 from stepwell.gateway.http.error_responses import (
     CONTEXT_OVERFLOW,
     ErrorDetails,
@@ -137,6 +137,10 @@ class AgentCalls:
             if self.in_flight > self.max_in_flight:
                 raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
             headers = read_call_headers(scope["headers"])
+            if not headers.is_captured and not caller.may_opt_out:
+                headers = replace(headers, is_captured=True)
+                self.metrics.opt_outs_ignored.inc()
+                writer.headers.append((CAPTURE_HEADER, b"on"))
             size = declared_length(scope["headers"])
             with self.quotas.call_of(caller.quota_name or ref.trajectory_uid, size or 0) as use:
                 raw = await read_body(receive, on_part=None if size is not None else use.grow)

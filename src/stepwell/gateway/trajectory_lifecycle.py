@@ -38,8 +38,10 @@ def own_prompt_uid(trajectory_uid: str) -> str:
 def _of_session_key(wanted: gateway_api.InitTrajectory, key: SessionKey) -> gateway_api.InitTrajectory:
     """The session that the holder of a key may open. NotPermitted if it asks for more."""
     more = wanted.model_fields_set - {"session", "user", "metadata", "capture", "consent", "retention_seconds"}
+    if not wanted.capture and key.is_captured:
+        more |= {"capture"}
     if more or wanted.user not in ("", key.user):
-        what = ", ".join(more) or "the user"
+        what = ", ".join(sorted(more)) or "the user"
         raise NotPermitted(f"a session key opens sessions of its user, and cannot choose {what}")
     if len(wanted.model_dump_json(include={"metadata"})) > SESSION_METADATA:
         raise TooLarge(f"a session key sends at most {SESSION_METADATA >> 10} KiB of metadata; a runner's key may more")

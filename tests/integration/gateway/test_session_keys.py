@@ -214,7 +214,7 @@ async def test_an_operator_issues_keys(engine: FakeEngine) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("key", "headers", "cause"), [(UNCAPTURED, {}, "key"), (ANN, {"x-stepwell-capture": "off"}, "header")]
+    ("key", "headers", "cause"), [(UNCAPTURED, {}, "key"), (CONTROL, {"x-stepwell-capture": "off"}, "header")]
 )
 async def test_a_call_that_is_not_to_be_captured_leaves_nothing(
     engine: FakeEngine, key: str, headers: dict[str, str], cause: str, stream: bool

@@ -121,6 +121,11 @@ class GatewayMetrics:
             "calls_refused", "Calls refused before an engine was asked, by the code of their error.", "kind", "code"
         )
         self.calls_unrecorded = self._counter("calls_unrecorded", "Model calls that were not recorded.", "cause")
+        self.opt_outs_ignored = Counter(
+            "stepwell_opt_outs_ignored",
+            "Agents' calls that asked not to be recorded, and were.",
+            registry=self._registry,
+        )
         self.fields_removed = Counter(
             "stepwell_request_fields_removed", "Fields of requests that no engine got.", registry=self._registry
         )

@@ -26,7 +26,7 @@ UIDS: list[dict[str, Any]] = [
 ]
 CALL_HEADERS = {
     "Idempotency-Key": "Calls of one trajectory that carry the same key are one call, and one step.",
-    "x-stepwell-capture": "off: the call is answered and not recorded.",
+    "x-stepwell-capture": "off, with a control key or a runner's key: the call is answered and not recorded.",
     "x-stepwell-call": "task or side, with a control key: whether this call belongs to the task.",
 }
 
