@@ -20,6 +20,9 @@ from tests.rig.engine_proxy import CONTROL, RENDERERS, EngineProxy
 from tests.rig.threads import in_thread
 from tests.rig.vllm_server import VllmServer
 
+PATIENCE = 120.0
+"""On a starved machine a token takes longer than `up` waits for it."""
+
 
 def test_the_command_of_the_docs_starts_an_engine_that_lacks_nothing(vllm: VllmServer) -> None:
     """tests/e2e/test_doctor.py sees that the doctor calls it exact, and test_weight_sync.py brings it weights."""
@@ -27,13 +30,13 @@ def test_the_command_of_the_docs_starts_an_engine_that_lacks_nothing(vllm: VllmS
     at = started.index("--logprobs-mode")
     assert tuple(started[at : at + len(base_flags("hermes"))]) == base_flags("hermes")
     assert "VLLM_SERVER_DEV_MODE=1" in Path(f"/proc/{vllm.pid}/environ").read_text().split("\0")
-    assert missing_lines([vllm.url], None) == {}
+    assert missing_lines([vllm.url], None, PATIENCE) == {}
 
 
 async def test_a_vllm_that_calls_itself_another_version_is_bridged(vllm: VllmServer) -> None:
     async with EngineProxy(vllm.url, version="0.99.0") as proxy:
         trajectories = await roll_out(proxy.url, ThinkingPolicy.TEMPLATE, stream=True)
-        assert await asyncio.to_thread(missing_lines, [proxy.url], None) == {}
+        assert await asyncio.to_thread(missing_lines, [proxy.url], None, PATIENCE) == {}
     made = {step.prompt_made for steps in trajectories for step in steps[1:]}
     assert (made, {len(steps) for steps in trajectories}) == ({"bridged"}, {TURNS})
     assert len(rows_of(trajectories).trajectory_of_R) == len(trajectories), "a conversation is one row"
@@ -43,14 +46,14 @@ async def test_a_vllm_that_calls_itself_another_version_is_bridged(vllm: VllmSer
 def test_up_names_what_a_real_vllm_lacks(vllm: VllmServer, name: str) -> None:
     taken, cost, remedy = LACKING[name]
     with in_thread(EngineProxy(vllm.url, **taken)) as proxy:
-        (line,) = missing_lines([proxy.url], None)
+        (line,) = missing_lines([proxy.url], None, PATIENCE)
     assert (line.startswith(cost), remedy in line) == (True, True), line
 
 
 async def test_the_doctor_names_all_that_is_missing_and_finds_the_rest_exact(vllm: VllmServer) -> None:
     async with EngineProxy(vllm.url, version="0.99.0", closed=(*RENDERERS, *CONTROL)) as proxy:
         report = await examine(DoctorSettings(engine=proxy.url))
-        said = await asyncio.to_thread(missing_lines, [proxy.url], None)
+        said = await asyncio.to_thread(missing_lines, [proxy.url], None, PATIENCE)
     assert [line.partition(":")[0] for line in report.missing] == ["turns do not join", "no weight sync"]
     assert tuple(said) == report.missing, "as up says it"
     assert found(report, "engine").grade is Grade.OK

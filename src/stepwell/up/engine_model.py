@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from stepwell.engines import ENGINES, vllm_command
-from stepwell.engines.engine import EngineHttp, EngineTimeouts
+from stepwell.engines.engine import EngineHttp
 from stepwell.engines.missing import find_missing
 from stepwell.errors import EngineUnavailable
 from stepwell.up.http import JsonAnswer, get_json
@@ -18,7 +18,7 @@ TIMEOUT = 300.0
 """Seconds: a vLLM that was started at the same time needs some minutes."""
 POLL = 0.5
 CHECK_TIMEOUT = 10.0
-"""Seconds for what a busy engine cannot answer at once."""
+"""Seconds for all questions to one engine: the first token of a vLLM that has just started may take some."""
 HOW_TO_START = vllm_command.one_line()
 
 
@@ -57,9 +57,8 @@ def missing_lines(addresses: Sequence[str], key: str | None, timeout: float = CH
 
 async def _missing_lines(addresses: Sequence[str], key: str | None, timeout: float) -> dict[str, list[str]]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    limit = aiohttp.ClientTimeout(EngineTimeouts().question)
     lines: dict[str, list[str]] = {}
-    async with aiohttp.ClientSession(headers=headers, timeout=limit) as session:
+    async with aiohttp.ClientSession(headers=headers) as session:
         found = await asyncio.gather(*(_lacks(EngineHttp(session, address), timeout) for address in addresses))
     for address, lacks in zip(addresses, found, strict=True):
         for line in lacks:
