@@ -369,7 +369,7 @@ def claw_r1_flow(file: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[aioht
     monkeypatch.setitem(sys.modules, module.__name__, module)
     base = runpy.run_path(str(file))["BlackBoxAgentFlowBase"]
 
-    class Flow(base):  # type: ignore[misc]
+    class Flow(base):  # type: ignore[misc, valid-type]
         def __init__(self, http: aiohttp.ClientSession) -> None:
             self.gateway_url = str(http._base_url).rstrip("/")
 
