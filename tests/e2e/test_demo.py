@@ -1,6 +1,7 @@
 """`stepwell demo`, the command itself, with a real vLLM: very short, and long enough that learning shows."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ def demo_of(
 ) -> tuple[dict[str, float], list[dict[str, float]], str]:
     """Its outcome, its lines of numbers, and what it said."""
     flags = ("--seed", "1", "--updates", str(updates), "--out", str(out), "--vllm-python", str(vllm_python()))
-    done = demo(*flags, short_warm_up=short_warm_up)
+    with tempfile.TemporaryDirectory(prefix="d") as folder:  # a short path: Ray puts sockets below it
+        done = demo(*flags, short_warm_up=short_warm_up, env={"TMPDIR": folder})
+        of_ray = [path.name for path in Path(folder).iterdir() if path.name.startswith(("ray", "sw-"))]
 
     assert done.returncode == 0, done.stdout + done.stderr
     outcome = json.loads((out / "outcome.json").read_text())
@@ -27,6 +30,10 @@ def demo_of(
     assert all(line["logprob_gap"] <= 1e-3 for line in lines)
     assert (out / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert mentioning(str(out)) == []
+    assert of_ray == [], "each Ray that it started has ended, with its folder"
+    assert not [line for line in (done.stdout + done.stderr).splitlines() if ".py:" in line or "ERROR" in line], (
+        "Ray's own lines"
+    )
     return outcome, lines, done.stdout
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from stepwell.engines.vllm_command import ADDITIONS, base_flags
 from stepwell.errors import BadRequest, EngineUnavailable
 
 START_TIMEOUT = 600.0
+REMIND_EVERY = 30.0
 STOP_TIMEOUT = 15.0
 POLL = 0.25
 SHOWN = 20
@@ -57,15 +58,18 @@ class StartingEngine:
     log: Path
     process: subprocess.Popen[bytes]
 
-    def wait(self) -> None:
-        """Waits until it answers."""
-        deadline = time.monotonic() + START_TIMEOUT
+    def wait(self, say: Callable[[str], None] = lambda _: None) -> None:
+        """Waits until it answers; `say` is told now and then that it still waits."""
+        deadline, reminder = time.monotonic() + START_TIMEOUT, time.monotonic() + REMIND_EVERY
         while not _is_healthy(self.url):
             if self.process.poll() is not None:
                 how = exit_text(self.process.returncode)
                 raise EngineUnavailable(f"vLLM ended with {how}\n{last_lines(self.log, SHOWN)}")
             if time.monotonic() > deadline:
                 raise EngineUnavailable(f"vLLM is not up after {START_TIMEOUT:g} s\n{last_lines(self.log, SHOWN)}")
+            if time.monotonic() > reminder:
+                reminder += REMIND_EVERY
+                say(f"vLLM is still starting; {self.log} says what it does")
             time.sleep(POLL)
 
 

@@ -21,7 +21,7 @@ from stepwell.common.optional import require
 from stepwell.config.tools import DemoSettings
 from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.chart import write_picture
-from stepwell.demo.engine import find_vllm, start_engine
+from stepwell.demo.engine import START_TIMEOUT, find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
 from stepwell.demo.live.live_run import run_live
 from stepwell.demo.model import make_model, warm_up, write_model
@@ -141,10 +141,12 @@ class Demo:
         pool = make_pool(POOL, batch=settings.groups * GROUP, ahead=AHEAD)
         orders = self._orders(engine.url, like, address)
         agents = stack.enter_context(start_agents(orders, log=self._out / "agents.log"))
-        engine.wait()
+        engine.wait(say)
         agents.wait()
         say(f"vLLM is up on {engine.url}")
-        sync = WeightSync([engine.url], transfer=CheckpointTransfer(self._out / "weights", like=like), pool=pool)
+        transfer = CheckpointTransfer(self._out / "weights", like=like)
+        sync = WeightSync([engine.url], transfer=transfer, pool=pool, timeout=START_TIMEOUT)
+        stack.callback(sync.close)  # before Ray ends: its thread asks the pool
         reports: list[Report] = [ToJsonl(self._out / METRICS), self._metrics.append]
         trainer = AsyncTrainer(pool, model, settings=settings, sync=sync, reports=reports)
         trainer.start()

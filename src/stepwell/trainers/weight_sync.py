@@ -10,6 +10,7 @@ Invariants:
 """
 
 import logging
+import socket
 import threading
 import time
 import weakref
@@ -18,12 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
-from stepwell.errors import BadRequest, SyncFailed
+from stepwell.errors import BadRequest, EngineSilent, SyncFailed
 from stepwell.trainers.checkpoint import TensorState
 from stepwell.trainers.distributions import token_logprobs
 from stepwell.trainers.ports import VersionedPool
@@ -45,8 +47,7 @@ NEARER = 4.0
 """An engine whose log-probabilities are so many times nearer to the last weights than to the new ones has missed the
 update. Rounding alone does not look like that on all tokens of the probe."""
 QUESTION_TIMEOUT = 15.0
-"""Seconds in which an engine must tell its version, or it counts as dead. One that has just started on a busy machine
-may take more than 5."""
+"""Seconds in which an engine must tell its version, or at least take a connection: else it counts as dead."""
 CATCH_UP_INTERVAL = 1.0
 """Seconds between two looks for engines that have joined or restarted."""
 LONGEST_INTERVAL = 60.0
@@ -113,6 +114,8 @@ class WeightSync:
         self._proofs: dict[str, EngineProof] = {}
         """By the engine's address."""
         self._one_at_a_time = threading.Lock()
+        self._looking = threading.Lock()
+        """Held while engines are looked for that are behind."""
         self._synced: SyncedWeights | None = None
         """None while a sync runs, and after one that failed: then no engine can be brought up to date."""
         self._failed: frozenset[str] = frozenset()
@@ -146,7 +149,7 @@ class WeightSync:
             self._announce()
             self._synced = None
             engines = SyncRound(self._engines())
-            engines.each(self._version)  # a dead engine is noticed before the others are paused
+            engines.each(self._wait_for_answer)  # a dead engine is noticed before the others are paused
             engines.require_one()
             ours = self._our_logprobs(weights) if logprobs is None else logprobs
             synced = SyncedWeights(version, ours, self._ours, self._new_digests(engines.engines))
@@ -167,6 +170,10 @@ class WeightSync:
         Returns their addresses; SyncFailed if one of them fails. A thread calls it at intervals, so that an engine need
         not wait for the next sync.
         """
+        with self._looking:
+            return self._catch_up()
+
+    def _catch_up(self) -> list[str]:
         self._announce()
         synced = self._synced
         if synced is None or self._transfer.is_collective:
@@ -207,8 +214,10 @@ class WeightSync:
         return {engine.url: version for engine, version in zip(engines, told, strict=True)}
 
     def close(self) -> None:
-        """No engine is brought up to date any more."""
+        """No engine is brought up to date any more, and the pool is not asked again."""
         self._synced, self._is_closed = None, True
+        with self._looking:
+            pass  # what had begun has ended
 
     def _announce(self) -> None:
         """So that gateways hold calls until the engines have weights."""
@@ -222,6 +231,21 @@ class WeightSync:
     def _version(self, engine: EngineControl) -> str:
         """In little time: a machine that is gone does not even refuse."""
         return self._control(engine.url, timeout=min(self._timeout, QUESTION_TIMEOUT)).version()
+
+    def _wait_for_answer(self, engine: EngineControl) -> str:
+        """An engine that takes connections is slow, not dead: it has the whole timeout."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            asked = time.monotonic()
+            try:
+                return self._version(engine)
+            except EngineSilent:
+                now = time.monotonic()
+                is_slow = now - asked >= min(self._timeout, QUESTION_TIMEOUT) and takes_connections(engine.url)
+                if not is_slow or now >= deadline:
+                    raise
+                left = deadline - now
+                log.warning("engine %s is slow to answer; new weights wait %.0f s more for it", engine.url, left)
 
     def _version_or_none(self, engine: EngineControl) -> str | None:
         try:
@@ -347,6 +371,17 @@ class WeightChange(NamedTuple):
     paused_seconds: float
     proven_tensors: int | None
     logprob_gap: float | None
+
+
+def takes_connections(url: str) -> bool:
+    """Whether a process listens there."""
+    address = urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=QUESTION_TIMEOUT).close()
+    except OSError:
+        return False
+    return True
 
 
 def probe_logprobs(model: "torch.nn.Module", ids: Sequence[int]) -> list[float]:

@@ -29,6 +29,9 @@ class ScriptedEngine:
         """Takes a new version and goes on telling the old one."""
         self.may_answer = threading.Event()
         self.may_answer.set()
+        self.slow_answers = 0
+        """So many questions for its version it does not answer in time."""
+        self.has_time = threading.Event()
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         route = path.partition("?")[0]
@@ -37,6 +40,9 @@ class ScriptedEngine:
         self.was_paused_at[route] = self.is_paused
         if route == self.fails_at:
             return 500, {"error": "told to fail"}
+        if route == "/weight_info" and self.slow_answers:
+            self.slow_answers -= 1
+            self.has_time.wait(10)
         if route == "/weight_checker":
             return 404, {"detail": "Not Found"}
         if route in ("/pause", "/resume"):

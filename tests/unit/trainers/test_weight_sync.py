@@ -12,10 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import stepwell.trainers.weight_sync
 from stepwell.errors import BadRequest, Conflict, SyncFailed
 from stepwell.trainers.nccl import NcclTransfer
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
+from tests.rig.gateways import free_port
 from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import Recurrent
 from tests.unit.trainers.scripted_engine import ScriptedEngine, serve
@@ -98,6 +100,57 @@ def test_a_sync_announces_itself_until_it_is_closed(
     sync.close()
     sync.catch_up()
     assert pool.announced == 2
+
+
+def test_a_slow_engine_is_waited_for_with_a_word_and_one_that_does_not_listen_is_left_out(
+    engines: list[ScriptedEngine],
+    model: torch.nn.Module,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(stepwell.trainers.weight_sync, "QUESTION_TIMEOUT", 0.2)
+    slow = engines[0]
+    slow.slow_answers = 2
+    dead = f"http://127.0.0.1:{free_port()}"
+    sync = WeightSync([slow.url, dead], probe=PROBE, transfer=CheckpointTransfer(tmp_path / "w"), timeout=30.0)
+    try:
+        report = sync.sync(model, 7)
+    finally:
+        slow.has_time.set()
+    assert list(report.left_out) == [dead]
+    assert slow.weight_version == "7"
+    waits = [record.getMessage() for record in caplog.records if "slow to answer" in record.getMessage()]
+    assert len(waits) == 2
+    assert all(line.startswith(f"engine {slow.url} is slow to answer; new weights wait ") for line in waits)
+
+
+def test_closed_it_waits_for_a_look_that_has_begun_and_asks_the_pool_no_more(
+    engines: list[ScriptedEngine], model: torch.nn.Module, tmp_path: Path
+) -> None:
+    asked, may_answer, has_ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Versions):
+        def announce_sync(self) -> None:
+            asked.set()
+            may_answer.wait(10)
+            super().announce_sync()
+
+    sync = weight_sync(engines, tmp_path / "w", pool=Slow(), background=False)
+    looking = threading.Thread(target=sync.catch_up)
+    looking.start()
+    assert asked.wait(10)
+
+    def close() -> None:
+        sync.close()
+        has_ended.set()
+
+    threading.Thread(target=close).start()
+    assert not has_ended.wait(0.2)
+    may_answer.set()
+    assert has_ended.wait(10)
+    looking.join(10)
+    assert not looking.is_alive()
 
 
 @pytest.mark.parametrize(

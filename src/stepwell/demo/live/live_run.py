@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.config.tools import DemoSettings
 from stepwell.demo.agent_process import AgentProcess, start_agents
-from stepwell.demo.engine import StartingEngine, find_vllm, start_engine
+from stepwell.demo.engine import START_TIMEOUT, StartingEngine, find_vllm, start_engine
 from stepwell.demo.live.live_chart import write_picture
 from stepwell.demo.live.live_outcome import LiveOutcome, LiveRecord
 from stepwell.demo.live.live_screen import LiveStatus, show_live
@@ -130,7 +130,7 @@ class LiveDemo:
         service = stack.enter_context(start_agents(orders, log=self._out / "service.log", module=SERVICE))
         start_next_state(like)
         for engine in engines:
-            engine.wait()
+            engine.wait(say)
         service.wait()
         asyncio.run(list_engines(tuple(engine.url for engine in engines)))
         say(f"the vLLMs are up on {' and '.join(engine.url for engine in engines)}")
@@ -215,7 +215,8 @@ def start_next_state(tokenizer: Path) -> None:
 
 
 def weight_sync(like: Path, pool: VersionedPool, folder: Path) -> WeightSync:
-    return WeightSync(pool=pool, transfer=CheckpointTransfer(folder, like=like), background=False)
+    transfer = CheckpointTransfer(folder, like=like)
+    return WeightSync(pool=pool, transfer=transfer, timeout=START_TIMEOUT, background=False)
 
 
 async def list_engines(addresses: tuple[str, ...]) -> None:

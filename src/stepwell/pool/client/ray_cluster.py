@@ -33,6 +33,8 @@ TOO_SLOW = "timed out during startup"
 LOCAL_CPUS = 2
 """The actors of the pool and of the rewards ask for none."""
 QUIET_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
+NO_SECOND = {"RAY_ENABLE_AUTO_CONNECT": "0"}
+"""Without it a call of Ray after its end starts another cluster, in a folder that is open to all users."""
 OVERRIDING_SETTINGS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
 """Settings in the environment that would lead to another cluster."""
 
@@ -97,7 +99,7 @@ def local_ray(namespace: str, *, token: Path, store: int, folder: Path) -> Itera
     }
     for name in OVERRIDING_SETTINGS:
         os.environ.pop(name, None)
-    os.environ.update(QUIET_SETTINGS | settings)
+    os.environ.update(QUIET_SETTINGS | settings | NO_SECOND)
     import ray
 
     start = partial(
