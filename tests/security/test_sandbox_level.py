@@ -92,7 +92,8 @@ def test_a_python_in_a_home_or_temporary_folder_works_and_shows_nothing_beside_i
         f"import os, sys\nproject = {str(project)!r}\n"
         "def python(): return sys.executable\n"
         "def files(): return [sorted(os.listdir(folder)) for folder in (project, os.path.dirname(project))]\n"
-        "def strangers(): return [name for name in os.listdir('/tmp') if name not in project]\n"
+        "def strangers():\n    ways = (project, *sys.path)\n"
+        "    return [n for n in os.listdir('/tmp') if not any(way.startswith('/tmp/' + n + '/') for way in ways)]\n"
         "def writes():\n    try: open(sys.executable + '.new', 'w')\n    except OSError: return False\n    return True"
     )
     inside = ["bin", "lib", "lib64", "pyvenv.cfg"] if environment == "." else [".venv"]

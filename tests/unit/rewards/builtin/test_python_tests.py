@@ -72,7 +72,7 @@ def test_code_sees_nothing_of_this_processs_environment_and_a_folder_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SECRET", "x")
-    test = "import os, sys\nassert 'SECRET' not in os.environ\nassert os.listdir('.') == []\nopen('x', 'w').write('1')"
+    test = "import os\nassert 'SECRET' not in os.environ\nassert 'x' not in os.listdir()\nopen('x', 'w').write('1')"
     assert score(ADD, [test, test]).value == 1.0
 
 
