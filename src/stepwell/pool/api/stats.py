@@ -55,8 +55,9 @@ class ChannelStats:
     """By cause."""
     left_out: Mapping[str, StepCount]
     """By kind."""
-    recent: Counter[str] = field(default_factory=Counter)
-    """The last accepted steps by what in their sampling keeps them from training; empty for nothing."""
+    recent: Counter[str] = field(default_factory=Counter, compare=False)
+    """The last accepted steps by what in their sampling keeps them from training; empty for nothing. It begins anew
+    when the shard restarts, so it is no part of a comparison."""
 
     def sampling_note(self, channel: str) -> str | None:
         """In words, if many of the last steps are left out for their sampling. Other channels than TRAIN may be for
