@@ -1,10 +1,11 @@
-"""S17, S19, S20: what the holder of a session key, or of a trajectory's key, may do at a gateway."""
+"""What the holder of a session key, or of a trajectory's key, may do at a gateway."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key, read_keys, revoke_key
 from stepwell.errors import RewardFailed
 from stepwell.gateway.call_placement import SESSION_IDS, SessionIds
+from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+from stepwell.gateway.dialects.side_calls import SYSTEM_RULES
 from stepwell.gateway.http.quotas import CallQuota
 from stepwell.gateway.trajectory_lifecycle import SESSION_METADATA
 from stepwell.pool.api.plan import Overflow
@@ -51,8 +54,11 @@ class Client:
         opened = answer.json()
         return Client(self.http, opened["api_key"], "/{trajectory_uid}/{prompt_uid}".format(**opened))
 
-    async def chat(self, path: str = "/v1", **headers: str) -> httpx.Response:
-        return await self.post(f"{path}/chat/completions", CHAT, **headers)
+    async def chat(
+        self, path: str = "/v1", body: Mapping[str, Any] = MappingProxyType({}), **headers: str
+    ) -> httpx.Response:
+        """`body` is in addition to CHAT."""
+        return await self.post(f"{path}/chat/completions", {**CHAT, **body}, **headers)
 
 
 @asynccontextmanager
@@ -245,3 +251,20 @@ async def test_an_agent_cannot_hide_its_own_steps(
         metrics = await operator.http.get("/metrics", headers={"Authorization": f"Bearer {CONTROL}"})
         assert "stepwell_opt_outs_ignored_total 2.0" in metrics.text
     assert [len(found.steps) for found in pool.rules.state.trajectories.values()] == [1, 1]
+
+
+async def test_an_agent_cannot_keep_its_steps_out_of_training_where_the_channel_counts_marked_side_calls_only(
+    tmp_path: Path, pool: LocalPool, engine: FakeEngine
+) -> None:
+    title = {"role": "system", "content": f"{SYSTEM_RULES[0].opening}. Nothing else."}
+    settings = {"marked_side_calls": ("train",), "sampling": {"train": SamplingPolicy(on_policy=True)}}
+    async with holder(tmp_path, pool, engine, **settings) as mallory:
+        agent = await Client(mallory.http, CONTROL).open()
+        assert (await agent.chat(body={"messages": [title, *CHAT["messages"]]})).status_code == 200
+        assert (await agent.chat(body={"min_tokens": 2})).headers["x-stepwell-sampling"] == "min_tokens=removed"
+        assert (await agent.chat(**{"x-stepwell-call": "side"})).status_code == 200
+        assert (await agent.chat(**{"x-stepwell-capture": "off"})).status_code == 200
+        runner = Client(mallory.http, CONTROL, agent.root)
+        assert (await runner.chat(**{"x-stepwell-call": "side"})).status_code == 200
+        assert (await runner.post("/complete_trajectory", {"reward": 0.0})).status_code == 200
+    assert [step.untrainable for step in pool.taken()] == [None, None, None, None, "side_call: marked"]

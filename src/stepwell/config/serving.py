@@ -80,6 +80,9 @@ class GatewaySettings(ServerSection):
     """The model or adapter that is trained, and that agents may ask for; without it, the engines' first one."""
     other_models: Listed = ()
     """Further models or adapters that agents may ask for, separated by commas; their steps are left out of training."""
+    marked_side_calls: Listed = ()
+    """Channels in which only the header x-stepwell-call of a control key makes a side call, separated by commas. In the
+    others, the known prompts of harnesses do too: an agent that writes such a prompt keeps its step out of training."""
     forward_fields: Listed = ()
     """Fields of chat and completion requests that engines get beside the usual ones, separated by commas, such as
     structured_outputs; others are removed."""

@@ -8,6 +8,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -102,18 +103,21 @@ def start_engine(
     port = port or free_port("127.0.0.1")
     served = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
     command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *flags)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            dying_with_this_process(command),
-            env={**_basic_environment(), **environment},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield StartingEngine(f"http://127.0.0.1:{port}", log, process)
-    finally:
-        end_group(process, timeout=STOP_TIMEOUT)
+    with tempfile.TemporaryDirectory(
+        prefix="vllm-", ignore_cleanup_errors=True
+    ) as temporary:  # vLLM leaves sockets there
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                dying_with_this_process(command),
+                env={**_basic_environment(), "TMPDIR": temporary, **environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            yield StartingEngine(f"http://127.0.0.1:{port}", log, process)
+        finally:
+            end_group(process, timeout=STOP_TIMEOUT)
 
 
 def _existing(python: Path) -> Path:
@@ -124,7 +128,7 @@ def _existing(python: Path) -> Path:
 
 def _basic_environment() -> dict[str, str]:
     """Only basic variables, so that settings of Python, Ray or vLLM for other processes have no effect."""
-    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
 
 def _is_healthy(url: str) -> bool:

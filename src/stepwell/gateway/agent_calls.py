@@ -9,7 +9,7 @@ Every token takes this path, so it is plain ASGI without a framework.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,6 +91,8 @@ class AgentCalls:
     """By channel; what `policy_for` makes of it counts."""
     other_models: Sequence[str]
     """What agents may name beside the trained model."""
+    marked_side_calls: Collection[str]
+    """Channels in which a side call is one by its header only, not by its text."""
     left_out: LeftOutLog
     keep_alives: KeepAlives
     bridge: Bridge | None = None
@@ -160,7 +162,7 @@ class AgentCalls:
                     told = told_sampling(call.request, call.replaced)
                     self.replaced.note(placed.channel, call.replaced, told)
                     writer.headers.append((SAMPLING_HEADER, told.encode()))
-                begun = self._begin(call, ref, headers, raw)
+                begun = self._begin(call, placed, headers, raw)
                 exchange = Exchange(kind, placed, call, begun, writer, headers, dialect.stream(call), is_whitebox)
                 if opener is not None and (shown := placed.shown) is not None:
                     writer.headers.append((TRAJECTORY_HEADER, f"{shown.trajectory_uid}/{shown.prompt_uid}".encode()))
@@ -207,16 +209,17 @@ class AgentCalls:
     def _trained_model(self) -> str:
         return self.steps.trained_model or self.engines.model
 
-    def _begin(self, call: ModelCall, ref: TrajectoryRef, headers: CallHeaders, raw: bytes) -> BegunStep:
-        side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind)
+    def _begin(self, call: ModelCall, placed: CallPlace, headers: CallHeaders, raw: bytes) -> BegunStep:
+        by_text = placed.channel not in self.marked_side_calls
+        side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind, by_text=by_text)
         extras: dict[str, Json] = {}
         if call.malformed_history:
             extras[MALFORMED_HISTORY] = call.malformed_history
         if writes_markers(call, raw):
             extras[MARKERS_IN_TEXT] = True
         return BegunStep(
-            trajectory_uid=ref.trajectory_uid,
-            prompt_uid=ref.prompt_uid,
+            trajectory_uid=placed.ref.trajectory_uid,
+            prompt_uid=placed.ref.prompt_uid,
             uid=call.uid,
             policy_version=self.pool.policy_version,
             started_at=time.time(),

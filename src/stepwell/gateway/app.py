@@ -1,7 +1,7 @@
 """Builds the gateway's ASGI application from its parts."""
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -99,6 +99,7 @@ def create_app(
     answers_unchecked: bool = True,
     trained_model: str = "",
     other_models: Sequence[str] = (),
+    marked_side_calls: Collection[str] = (),
     bridge: ThinkingPolicy | None = None,
     session_sample: float = 1.0,
     rules: RequestRules = NO_MORE,
@@ -109,6 +110,7 @@ def create_app(
     limits: GatewayLimits = DEFAULT_LIMITS,
 ) -> GatewayAsgi:
     """`sampling` is by channel; AS_ASKED for others. Agents may name `trained_model` and `other_models` only.
+    In the channels `marked_side_calls`, the text of a prompt makes no side call.
 
     `watch` keeps the states of the engines up to date in place of their own. With `answers_unchecked`, calls are
     answered also while the pool cannot be asked for their trajectory. `session_sample` is the share of
@@ -152,6 +154,7 @@ def create_app(
         around=CallSurroundings(response_length, seal=StepSeal(keys), rules=rules),
         sampling=sampling,
         other_models=other_models,
+        marked_side_calls=frozenset(marked_side_calls),
         left_out=left_out,
         keep_alives=keep_alives,
         bridge=bridges,

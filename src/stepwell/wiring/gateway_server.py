@@ -67,6 +67,7 @@ def gateway_app(settings: GatewaySettings, link: LinkClient, watch: Path | None 
         },
         trained_model=settings.model,
         other_models=settings.other_models,
+        marked_side_calls=settings.marked_side_calls,
         answers_unchecked=settings.unchecked_calls == "answer",
         bridge=ThinkingPolicy(settings.thinking) if settings.bridge == "on" else None,
         session_sample=settings.session_sample,

@@ -221,7 +221,7 @@ async def test_no_trajectory_has_a_name_that_begins_other_urls(engine: FakeEngin
         wanted = {"trajectory_uid": uid, "session": session}
         refused = await client.post("/init_trajectory", json=wanted, headers=bearer(CONTROL))
     assert refused.status_code == 400
-    assert "begins other URLs; choose another" in refused.json()["error"]["message"]
+    assert "is no uid, because other URLs contain it" in refused.json()["error"]["message"]
 
 
 async def test_a_users_quota_holds(engine: FakeEngine) -> None:

@@ -36,4 +36,6 @@ def test_an_address_without_an_engine_is_given_up_with_what_to_do() -> None:
     ):
         wait_for_model(address, None, told.add, timeout=0.6)
     (why,) = told
-    assert why.startswith("Connection refused (tries for 0.6 s); if none runs, start one: vllm serve")
+    assert why.startswith(
+        "Connection refused (tries for 0.6 s); if none runs, start one: VLLM_SERVER_DEV_MODE=1 vllm serve"
+    )

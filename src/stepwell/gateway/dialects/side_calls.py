@@ -2,7 +2,8 @@
 
 A rule recognises a side call by the exact beginning of the harness's own prompt. Prompts that nobody has listed are
 missed. The opposite mistake would lose training data silently, so no rule guesses from a topic. The header
-`x-stepwell-call` decides over every rule.
+`x-stepwell-call` decides over every rule. An agent that writes its own prompts can imitate a side call: a channel may
+count marked ones only.
 """
 
 import re
@@ -99,10 +100,13 @@ CLAUDE_CODE_FIRST = re.compile(
 """Lines that Claude Code puts before every system prompt, also before that of a side call."""
 
 
-def side_call_kind(texts: PromptTexts, max_tokens: int, header: str | None) -> str | None:
-    """The kind of side call, or None for a call of the task. `header` is the value of CALL_HEADER."""
+def side_call_kind(texts: PromptTexts, max_tokens: int, header: str | None, *, by_text: bool = True) -> str | None:
+    """The kind of side call, or None for a call of the task. `header` is the value of CALL_HEADER. Without `by_text`,
+    the header alone counts."""
     if header is not None:
         return _kind_from_header(header)
+    if not by_text:
+        return None
     system = CLAUDE_CODE_FIRST.sub("", texts.system, count=1)
     return _kind(SYSTEM_RULES, system, max_tokens) or _kind(USER_RULES, texts.user, max_tokens)
 
