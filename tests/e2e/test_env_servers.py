@@ -34,8 +34,8 @@ ASKED: Json = {"max_tokens": 24, "temperature": 1.0, "tools": [CALCULATOR]}
 
 
 @asynccontextmanager
-async def session(url: str) -> AsyncIterator[ManagedServer]:
-    servers = ServerManager([APIServerConfig(base_url=f"{url}/unrecorded/v1", model_name="tiny")])
+async def session(base_url: str) -> AsyncIterator[ManagedServer]:
+    servers = ServerManager([APIServerConfig(base_url=base_url, model_name="tiny")])
     try:
         async with servers.managed_server() as managed:
             yield managed
@@ -47,7 +47,8 @@ async def session(url: str) -> AsyncIterator[ManagedServer]:
 async def managed(
     request: pytest.FixtureRequest, gateway: GatewayProcess, vllm: VllmServer
 ) -> AsyncIterator[ManagedServer]:
-    async with session(gateway.url if request.param == "gateway" else vllm.url) as managed:
+    base_url = f"{gateway.url}/unrecorded/v1" if request.param == "gateway" else f"{vllm.url}/v1"
+    async with session(base_url) as managed:
         yield managed
 
 
@@ -138,7 +139,7 @@ async def test_each_of_several_choices_is_a_sequence_that_the_engine_rescores_al
 async def test_the_gateway_says_which_weights_wrote_a_turn(
     gateway: GatewayProcess, weights: Weights, plain_models: tuple[Path, Path]
 ) -> None:
-    async with session(gateway.url) as managed:
+    async with session(f"{gateway.url}/unrecorded/v1") as managed:
         reply = await managed.chat_completion(messages=[USER], **ASKED)
         said = {"role": "assistant", "content": reply.choices[0].message.content}
         (node,) = managed.get_state()["nodes"]

@@ -63,6 +63,7 @@ def test_the_wheel_works_in_an_empty_environment(clean: Shell, wheel: Path, vllm
     assert all(f"  {command} " in clean.run("stepwell", "--help") for command in COMMANDS)
     for command in COMMANDS:
         assert clean.run("stepwell", *command.split(), "--help").startswith(f"usage: stepwell {command}")
+    clean.run("pip", "install", "anthropic", timeout=PATIENCE)
     follow(clean, vllm.url)
 
     clean.run("pip", "install", f"{wheel}[{','.join(EXTRAS)}]", timeout=PATIENCE)

@@ -103,9 +103,8 @@ def start_engine(
     port = port or free_port("127.0.0.1")
     served = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
     command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *flags)
-    with tempfile.TemporaryDirectory(
-        prefix="vllm-", ignore_cleanup_errors=True
-    ) as temporary:  # vLLM leaves sockets there
+    # vLLM leaves its sockets in the temporary folder
+    with tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as temporary:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 dying_with_this_process(command),
