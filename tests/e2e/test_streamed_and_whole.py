@@ -101,8 +101,8 @@ async def test_a_completion_is_the_same_streamed_and_whole(episode: Episode, nam
 
 async def test_what_the_agent_did_not_ask_for_is_not_there(episode: Episode) -> None:
     asked = ASKED | {"messages": MESSAGES}
-    whole = (await episode.http.post("/unrecorded/v1/chat/completions", json=asked)).text
-    streamed = (await episode.http.post("/unrecorded/v1/chat/completions", json=asked | {"stream": True})).text
+    whole = (await episode.http.post("/v1/chat/completions", json=asked)).text
+    streamed = (await episode.http.post("/v1/chat/completions", json=asked | {"stream": True})).text
     for answer in (whole, streamed):
         assert "token_ids" not in answer
         assert '"logprob"' not in answer

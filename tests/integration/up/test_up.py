@@ -193,7 +193,8 @@ def test_without_an_engine_it_waits_with_advice_and_can_be_stopped(shell: Shell)
     url = f"http://127.0.0.1:{free_port()}"
     waiting = shell.start("stepwell", "up", "--engine", url)
     said = _read_until(waiting, "waiting for")
-    assert f"waiting for the engine at {url}: Connection refused; if none runs, start one: {HOW_TO_START}" in said
+    told = f"waiting for the engine at {url}: Connection refused (tries for 300 s); if none runs, start one: "
+    assert told + HOW_TO_START in said
     os.killpg(waiting.pid, signal.SIGINT)
     rest, _ = waiting.communicate(timeout=20)
     assert (waiting.returncode, "stopped before it was ready" in rest) == (130, True)
