@@ -167,8 +167,9 @@ def test_pauses_resumes_and_the_queue_size_are_logged_to_wandb(program: Path, tm
         with serving(command, tmp_path) as process:
             train(server, process, tmp_path, steps=3)
     history = wandb_history(tmp_path)
-    paused = [row for row in history if row.get("my_env_0_pace/paused") == 1]
-    assert [row["my_env_0_pace/queue_size"] for row in paused] == [6] * 3  # three batches of 8 in groups of 4
+    queues = [row["my_env_0_pace/queue_size"] for row in history if row.get("my_env_0_pace/paused") == 1]
+    assert len(queues) == 3
+    assert min(queues) == 6, "three batches of 8 in groups of 4; groups under way may come on top"
     assert history[-1]["my_env_0_pace/pauses"] >= 3
     assert max(row["my_env_0_pace/resumes"] for row in history) >= 2
 

@@ -198,7 +198,7 @@ async def test_text_only_is_encoded_again_and_says_so(
     async with (
         FakeEngine(plain=True, replies=[CALLING, Reply("It is 2.")]) as engine,
         plain_url(behind, engine) as url,
-        servers_of(f"{url}/unrecorded", tokenizer_name=str(tiny_model)) as servers,
+        servers_of(f"{url}/unrecorded" if behind else url, tokenizer_name=str(tiny_model)) as servers,
         servers.managed_server() as managed,
     ):
         first = await managed.chat_completion(messages=[USER], tools=[TOOL], max_tokens=64)

@@ -166,8 +166,8 @@ async def test_more_steps_than_a_request_may_have_are_refused_and_none_is_taken(
         ({"response_ids": []}, "steps.0: no_response_ids"),
         ({"response_logprobs": [-1.0]}, "steps.0: logprob_count"),
         ({"response_logprobs": [-1.0, -9999.0]}, "steps.0: bad_logprob"),
-        ({"prompt_ids": [-1]}, "steps.0.prompt_ids.0: "),
-        ({"step_index": -1}, "steps.0.step_index: "),
+        ({"prompt_ids": [-1]}, "steps.0.prompt_ids.0 must be at least 0"),
+        ({"step_index": -1}, "steps.0.step_index must be at least 0"),
         ({"prompt_uid": ".."}, "steps.0.prompt_uid: "),
     ],
 )

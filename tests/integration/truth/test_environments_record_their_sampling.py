@@ -20,8 +20,8 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "ma
 @asynccontextmanager
 async def servers_behind(kind: str, engine: FakeEngine) -> AsyncIterator[ServerManager]:
     async with serve_gateway(LocalPool(), [engine.url]) as gateway:
-        url = engine.url if kind == "vllm" else gateway
-        servers = ServerManager([APIServerConfig(base_url=f"{url}/unrecorded/v1", model_name="tiny")])
+        base_url = f"{engine.url}/v1" if kind == "vllm" else f"{gateway}/unrecorded/v1"
+        servers = ServerManager([APIServerConfig(base_url=base_url, model_name="tiny")])
         try:
             yield servers
         finally:

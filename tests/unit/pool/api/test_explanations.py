@@ -96,6 +96,6 @@ def test_what_is_held_and_too_old_by_now_is_told_so(on_stale: str, fate: str) ->
 
 
 def test_every_cause_there_is_has_its_sentence() -> None:
-    causes = {"aborted", "cleared", "deadline", "empty", "evicted", "rejected", "reward_failed"}
+    causes = {"aborted", "cleared", "deadline", "empty", "evicted", "moved", "rejected", "reward_failed"}
     causes |= {"rolled_back", "stale"}
     assert set(DROPPED) == causes
