@@ -1,11 +1,10 @@
 """What the holder of a session key, or of a trajectory's key, may do at a gateway."""
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -54,11 +53,8 @@ class Client:
         opened = answer.json()
         return Client(self.http, opened["api_key"], "/{trajectory_uid}/{prompt_uid}".format(**opened))
 
-    async def chat(
-        self, path: str = "/v1", body: Mapping[str, Any] = MappingProxyType({}), **headers: str
-    ) -> httpx.Response:
-        """`body` is in addition to CHAT."""
-        return await self.post(f"{path}/chat/completions", {**CHAT, **body}, **headers)
+    async def chat(self, path: str = "/v1", **headers: str) -> httpx.Response:
+        return await self.post(f"{path}/chat/completions", CHAT, **headers)
 
 
 @asynccontextmanager
@@ -256,12 +252,14 @@ async def test_an_agent_cannot_hide_its_own_steps(
 async def test_an_agent_cannot_keep_its_steps_out_of_training_where_the_channel_counts_marked_side_calls_only(
     tmp_path: Path, pool: LocalPool, engine: FakeEngine
 ) -> None:
-    title = {"role": "system", "content": f"{SYSTEM_RULES[0].opening}. Nothing else."}
-    settings = {"marked_side_calls": ("train",), "sampling": {"train": SamplingPolicy(on_policy=True)}}
-    async with holder(tmp_path, pool, engine, **settings) as mallory:
+    titles = {"role": "system", "content": f"{SYSTEM_RULES[0].opening}. Nothing else."}
+    as_title = {"messages": [titles, {"role": "user", "content": "hello"}], "max_tokens": 4}
+    sampling = {"train": SamplingPolicy(on_policy=True)}
+    async with holder(tmp_path, pool, engine, marked_side_calls=("train",), sampling=sampling) as mallory:
         agent = await Client(mallory.http, CONTROL).open()
-        assert (await agent.chat(body={"messages": [title, *CHAT["messages"]]})).status_code == 200
-        assert (await agent.chat(body={"min_tokens": 2})).headers["x-stepwell-sampling"] == "min_tokens=removed"
+        assert (await agent.post("/chat/completions", as_title)).status_code == 200
+        longer = await agent.post("/chat/completions", {**CHAT, "min_tokens": 2})
+        assert longer.headers["x-stepwell-sampling"] == "min_tokens=removed"
         assert (await agent.chat(**{"x-stepwell-call": "side"})).status_code == 200
         assert (await agent.chat(**{"x-stepwell-capture": "off"})).status_code == 200
         runner = Client(mallory.http, CONTROL, agent.root)
