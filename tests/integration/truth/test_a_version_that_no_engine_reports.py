@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
 import stepwell
 from stepwell.engines.engine import EngineTimeouts
-from stepwell.errors import Conflict, NotReady
+from stepwell.errors import Conflict, NotReady, PoolUnavailable
 from stepwell.up.command_policy import set_version
 from tests.integration.gateway.agent import agent_of
 from tests.integration.truth.test_engines_without_known_weights_get_no_calls import engines_of, until_state
@@ -78,6 +79,24 @@ async def test_the_agent_runs_again_after_a_version_that_no_engine_has_was_set(
         assert (await pool.newest_serving()).policy_version == 0
         await asyncio.to_thread(readme_agent, gateway)
         assert engine.asked[CHAT] >= 4
+
+
+async def test_an_answer_of_the_pool_that_comes_too_late_is_no_leave(engine: FakeEngine, pool: LocalPool) -> None:
+    asked, call = [], pool.transport.call
+
+    async def late_at_first(shard: str, method: str, *rest: Any) -> Any:
+        if method == "why_unreported":
+            asked.append(method)
+            if len(asked) <= 2:
+                raise PoolUnavailable("no answer in time")
+        return await call(shard, method, *rest)
+
+    async with serve_gateway(pool, [engine.url]) as gateway, agent_of(gateway) as agent:
+        await agent.ask()
+        pool.transport.call = late_at_first
+        with pytest.raises(Conflict, match="no engine reports version 1"):
+            await pool.set_policy_version(1)
+    assert len(asked) > 2
 
 
 async def test_a_version_is_taken_as_soon_as_an_engine_has_it(engine: FakeEngine, pool: LocalPool) -> None:

@@ -46,6 +46,7 @@ def test_the_documented_command_line_is_understood() -> None:
         "temperature": 1.0,
         "model": "",
         "other_models": (),
+        "marked_side_calls": (),
         "forward_fields": (),
         "quota": (),
         "media_hosts": (),

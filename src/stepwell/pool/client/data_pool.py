@@ -61,9 +61,10 @@ SERVING_WAIT = 30.0
 SERVING_RETRY_PAUSE = 1.0
 CHECK_TIMEOUT = 1.0
 REPORT_TIMEOUT = 0.5
-"""Seconds that a question about what engines report may take. Without an answer, versions are not checked."""
+"""Seconds that a question about what engines report may take."""
 REPORT_WAIT = 5.0
-"""Seconds in which gateways must have seen a new version of an engine. They look twice a second."""
+"""Seconds in which gateways must have seen a new version of an engine; they look twice a second. Without any answer in
+this time, versions are not checked."""
 REPORT_PAUSE = 0.1
 NO_REPORTS = (PoolUnavailable, ActorFailed, AttributeError)
 """The first shard is away, or of an older release."""
@@ -205,12 +206,15 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
 
     async def _require_reported(self, version: int) -> None:
         await self.shards.plan()
-        deadline = time.monotonic() + REPORT_WAIT
-        with suppress(*NO_REPORTS):
-            while (why := await self._engine_reports().why_unreported(version)) is not None:
-                if time.monotonic() > deadline:
-                    raise Conflict(why)
-                await asyncio.sleep(REPORT_PAUSE)
+        deadline, why = time.monotonic() + REPORT_WAIT, None
+        while time.monotonic() < deadline:
+            with suppress(*NO_REPORTS):  # a late answer is no leave: the question is asked again
+                why = await self._engine_reports().why_unreported(version)
+                if why is None:
+                    return
+            await asyncio.sleep(REPORT_PAUSE)
+        if why is not None:
+            raise Conflict(why)
 
     async def decide(
         self, decision: PolicyDecision, canary: Canary | None = None, policy_version: int | None = None
