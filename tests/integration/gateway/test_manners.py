@@ -106,14 +106,14 @@ async def test_beyond_the_most_calls_in_flight_an_agent_is_told_to_come_back(
 ) -> None:
     limits = GatewayLimits(max_in_flight=2)
     async with serve_gateway(pool, [engine.url], limits=limits) as url, agent_of(url) as agent:
-        engine.pause()
+        engine.faults = Faults(delay_s=FOR_EVER)  # a pause would be seen, and the calls held at the gateway
         running = [asyncio.create_task(agent.ask()) for _ in range(2)]
         await until(lambda: engine.in_flight == 2 or any(call.done() for call in running), "both calls to arrive")
         assert not any(call.done() for call in running), running
         with pytest.raises(openai.RateLimitError, match="2 calls are in flight") as refused:
             await agent.ask()
         assert (refused.value.code, refused.value.response.headers["Retry-After"]) == ("overloaded", "1")
-        engine.resume()
+        engine.speaks.set()
         await asyncio.gather(*running)
         assert (await agent.ask()).text
 
