@@ -8,6 +8,8 @@
   `extras` the rest of Gym's record, so that a record is read back as it was written.
 - A call is noted in the trajectory's metadata before it is made. A rollout is incomplete if a call was noted and not
   recorded, or was reported as lost. An incomplete rollout reaches no trainer.
+- Gym does not tell which weights answered a call. A step has the pool's policy version when its call began, and its
+  extras say that the engine's own is unknown.
 - A snapshot is what the pool has at the moment. Its version grows with every record and every note.
 - Gym is imported on use.
 """
@@ -35,6 +37,8 @@ RECORD = "nemo_gym"
 BEGUN, LOST = "nemo_gym_begun/", "nemo_gym_lost/"
 """In a trajectory's metadata, before the id of a model call: it was to be made; it was not recorded."""
 PROMPT, RESPONSE, LOGPROBS = "prompt_token_ids", "generation_token_ids", "generation_log_probs"
+OLDEST = 0
+"""The policy version of a call whose begin this process has not seen: no weights are older."""
 OF_A_TASK = re.compile(r"(?P<task>.+)-\d+(-a\d+)?")
 """How Gym names the rollouts of a task: TASK-ROLLOUT, and TASK-ROLLOUT-aATTEMPT if it is repeated."""
 
@@ -99,7 +103,7 @@ class PoolTokenSink(PoolCapture):
 
     async def begin_call(self, rollout_id: str, model_call_id: str) -> None:
         """Gym calls it before the model is asked. If it fails, so does the model call."""
-        version = await self._policy_version()
+        version = (await self._pool.newest_serving()).policy_version
         await self._note(rollout_id, BEGUN + model_call_id)
         self._begun_at[rollout_id, model_call_id] = version
 
@@ -107,9 +111,7 @@ class PoolTokenSink(PoolCapture):
         """The same record again changes nothing; another one of the same call is a Conflict."""
         if entry.prompt_is_delta:
             raise BadRequest("set token_id_capture.delta_records to false: the pool stores what prompts share once")
-        version = self._begun_at.pop((entry.rollout_id, entry.model_call_id), None)
-        if version is None:
-            version = await self._policy_version()
+        version = self._begun_at.pop((entry.rollout_id, entry.model_call_id), OLDEST)
         step = step_of(entry, self._ref(entry.rollout_id), version, self._temperature)
         if (fault := step_fault(step)) is not None:
             raise BadRequest(f"model call {entry.model_call_id} cannot be trained: {fault}")
@@ -128,9 +130,6 @@ class PoolTokenSink(PoolCapture):
         ref = self._ref(rollout_id)
         if await self._pool.knows(ref.trajectory_uid, ref.prompt_uid) is None:
             await self._pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
-
-    async def _policy_version(self) -> int:
-        return (await self._pool.newest_serving()).policy_version
 
     async def _note(self, rollout_id: str, note: str) -> None:
         ref, size = self._ref(rollout_id), self._size_for(rollout_id)
@@ -218,7 +217,7 @@ def step_of(entry: "TokenEntry", ref: TrajectoryRef, policy_version: int, temper
         temperature=temperature,
         model=entry.model,
         started_at=entry.created_at,
-        extras={RECORD: entry.model_dump(mode="json", exclude=rebuilt)},
+        extras={"version": "unknown", RECORD: entry.model_dump(mode="json", exclude=rebuilt)},
         lineage=lineage_of(entry),
     )
 

@@ -166,7 +166,19 @@ async def test_a_step_has_the_policy_version_at_which_its_call_began(pool: Local
     await pool.set_policy_version(3)
     await model_call(PoolTokenSink(pool=pool), PoolLineage(pool=pool), "one", "call-1", QUESTION, answered)
     await PoolTokenSource(pool=pool).complete("one", 1.0)
-    assert [step.policy_version for step in pool.taken()] == [3]
+    (step,) = pool.taken()
+    assert (step.policy_version, step.extras["version"]) == (3, "unknown"), "the engine was not asked"
+
+
+async def test_a_record_of_a_call_whose_begin_nobody_saw_is_not_labelled_with_the_newest_version(
+    pool: LocalPool,
+) -> None:
+    """It was sampled before, by nobody knows which weights."""
+    await pool.set_policy_version(3)
+    await PoolTokenSink(pool=pool).put(entry())
+    await PoolTokenSource(pool=pool).complete("7-0", 1.0)
+    (step,) = pool.taken()
+    assert (step.policy_version, step.extras["version"]) == (0, "unknown")
 
 
 async def test_a_rollout_with_a_lost_call_is_aborted_and_its_place_is_free(pool: LocalPool) -> None:

@@ -79,7 +79,7 @@ FOREIGN_FLAGS = {
         "--max-loras",
     ),
     *("--help", "--head", "--groups", "--out", "--config", "--kills", "--vllm"),
-    *("--rollout-function-path", "--disable-rewards-normalization", "--advantage-estimator"),
+    *("--rollout-function-path", "--disable-rewards-normalization", "--normalize-advantages", "--advantage-estimator"),
     *("--rollout-batch-size", "--rollout-temperature"),
 }
 """Of vLLM, Ray, Atropos, slime, of benchmarks, and of an environment's own command line."""

@@ -74,8 +74,9 @@ class GatewaySettings(ServerSection):
     separated by commas. With on_policy, the trainer's temperature replaces the agent's in rollouts, and truncation,
     penalties and strict tools are off; with all_on_policy, in live users' sessions too. Other calls are sampled as the
     agent asks."""
-    temperature: float = Field(default=1.0, gt=0)
-    """The trainer's temperature, at which on_policy channels are sampled."""
+    temperature: float = Field(default=1.0, ge=0.01)
+    """The trainer's temperature, at which on_policy channels are sampled. vLLM samples at 0.01 in place of smaller
+    ones."""
     model: str = ""
     """The model or adapter that is trained, and that agents may ask for; without it, the engines' first one."""
     other_models: Listed = ()

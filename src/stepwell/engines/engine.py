@@ -68,7 +68,7 @@ class EngineFacts:
     weight_versions: bool = False
     """It does tell the version."""
     logprobs_mode: str = ""
-    """RAW or PROCESSED, as in steps/sampling.py; empty if it is not known."""
+    """RAW, PROCESSED or UNKNOWN_MODE, as in steps/sampling.py; empty if it was not asked."""
     tools: bool | None = None
     """It takes calls with tools, and parses the model's; None if it is not known."""
 

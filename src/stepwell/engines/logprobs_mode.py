@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from stepwell.errors import EngineUnavailable
-from stepwell.steps.sampling import PROCESSED, RAW
+from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import read_object
 
@@ -25,10 +25,10 @@ none now."""
 
 
 async def probe_logprobs_mode(ask: AskForCompletion, model: str) -> str:
-    """RAW or PROCESSED; empty if the engine does not tell, or if the next token is certain at both temperatures."""
+    """RAW or PROCESSED; UNKNOWN_MODE if the engine does not tell, or the next token is certain at both temperatures."""
     cold, hot = [await _likeliest(ask, model, temperature) for temperature in TEMPERATURES]
     if cold is None or hot is None or min(cold, hot) > -TOLERANCE:
-        return ""
+        return UNKNOWN_MODE
     return RAW if abs(cold - hot) <= TOLERANCE else PROCESSED
 
 

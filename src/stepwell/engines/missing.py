@@ -4,14 +4,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stepwell.engines.engine import EngineFacts, EngineHttp, EngineKind, probe_engine
-from stepwell.steps.sampling import RAW
+from stepwell.steps.sampling import RAW, UNKNOWN_MODE
 
 NOT_JOINED = "so each turn of a conversation is a training row of its own"
 COSTS = {
     "token_ids": "no exact steps: replies lack token ids or log-probabilities, so no step is trained by default",
     "renderer": f"turns do not join: the engine does not tell the token ids of a chat, {NOT_JOINED}",
     "template": f"turns do not join: the engine takes no prompt of token ids in a chat, {NOT_JOINED}",
-    "logprobs_mode": "raw log-probabilities: what is sampled at other temperatures than 1 is not trained",
+    "logprobs_mode": "raw log-probabilities, or unknown ones: what is sampled at other temperatures than 1 is not "
+    "trained",
     "tools": "no tools: the engine refuses calls with tools, so agents that use tools fail",
     "weight_versions": "no weight sync: the engine has no control routes, so it gets no calls after the first policy "
     "version",
@@ -50,7 +51,7 @@ def _denied(facts: EngineFacts) -> Iterator[str]:
         yield "token_ids"
     elif not facts.template:
         yield "template" if facts.renderer else "renderer"
-    if facts.logprobs_mode == RAW:
+    if facts.logprobs_mode in (RAW, UNKNOWN_MODE):
         yield "logprobs_mode"
     if facts.tools is False:
         yield "tools"

@@ -88,20 +88,19 @@ class GroupBaseline:
     def differences(self, compared: Compared) -> Differences:
         if not compared.counted_S.any():
             return _returns_within(compared, compared.group_of_T)
-        group_of_S = compared.group_of_T[compared.trajectory_of_S]
-        _, place_of_S = np.unique(np.stack([group_of_S, compared.places_S], axis=1), axis=0, return_inverse=True)
-        return _within(compared, compared.group_of_T, place_of_S.ravel())
+        return _within(compared, compared.group_of_T, _same_place(compared))
 
 
 class LeaveOneOutBaseline:
-    """RLOO: the mean of the others of the group, so a rollout is not part of its own baseline."""
+    """RLOO: the mean of the others of the group, and of their steps at the same place. So a rollout is not part of its
+    own baseline."""
 
     def differences(self, compared: Compared) -> Differences:
-        of_group = GroupBaseline().differences(compared)
-        known_T = ~np.isnan(compared.common_T)
-        counts_T = np.bincount(compared.group_of_T[known_T], minlength=_count(compared.group_of_T))[compared.group_of_T]
-        of_others_T = counts_T / np.maximum(counts_T - 1, 1)
-        return Differences(of_group.values_S * of_others_T[compared.trajectory_of_S], of_group.scale_S)
+        scale_S = GroupBaseline().differences(compared).scale_S
+        values_S = _minus_others(compared.common_T, compared.group_of_T)[compared.trajectory_of_S]
+        if compared.counted_S.any():
+            values_S = values_S + _minus_others(compared.counted_S, _same_place(compared))
+        return Differences(values_S, scale_S)
 
 
 class BatchBaseline:
@@ -181,6 +180,13 @@ def _within(compared: Compared, part_of_T: IndexArray, part_of_S: IndexArray) ->
     return Differences(values_S, _deviations(largest_T, part_of_T)[part_of_T][trajectory_of_S])
 
 
+def _same_place(compared: Compared) -> IndexArray:
+    """For each step: the part with the steps of its group that have the same place."""
+    group_of_S = compared.group_of_T[compared.trajectory_of_S]
+    _, part_of_S = np.unique(np.stack([group_of_S, compared.places_S], axis=1), axis=0, return_inverse=True)
+    return part_of_S.ravel()
+
+
 def _returns_within(compared: Compared, part_of_T: IndexArray) -> Differences:
     """The same where nothing counts for a step alone: all steps of a rollout differ equally."""
     common_T = _centred(compared.common_T, part_of_T)
@@ -196,6 +202,12 @@ def _centred(values: Floats, part_of: IndexArray) -> Floats:
     centred = values - means[part_of]
     differs = np.bincount(part_of[known], ~_is_rounding(centred, values)[known], len(counts)) > 0
     return np.where(differs[part_of] | ~known, centred, 0.0)
+
+
+def _minus_others(values: Floats, part_of: IndexArray) -> Floats:
+    """Each value minus the mean of the others of its part; 0 if it is alone."""
+    counts = np.bincount(part_of[~np.isnan(values)], minlength=_count(part_of))
+    return _centred(values, part_of) * (counts / np.maximum(counts - 1, 1))[part_of]
 
 
 def _rounded(values: Floats, means: Floats) -> Floats:

@@ -22,6 +22,8 @@ RAW = "raw"
 """The log-probability mode of an engine that reports them as of temperature 1, before truncation and penalties."""
 PROCESSED = "processed"
 """The mode of an engine that reports log-probabilities of the distribution it sampled from."""
+UNKNOWN_MODE = "unknown"
+"""The mode of an engine that does not tell it."""
 LOGPROBS_MODE = "logprobs_mode"
 """The key in a step's `sampling` for the mode of its engine."""
 PENALTIES: Mapping[str, float] = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
@@ -36,17 +38,20 @@ CONSTRAINTS = (
 MULTIMODAL = "multimodal: the step has images or other data that is not stored"
 """The reason for a submitted step with such data."""
 SAMPLING_KINDS: Mapping[str, str] = {
-    "greedy": "temperature 0 or beam search",
+    "greedy": "a temperature below 0.01, or beam search",
     "penalties": "penalties",
     "truncated": "top_p, top_k or min_p",
     "constrained": "a schema, a grammar, a strict or required tool, a bias",
     "raw_logprobs": "a temperature other than 1 at an engine without processed_logprobs",
+    "unknown_logprobs": "a temperature other than 1 at an engine that does not tell which log-probabilities it reports",
 }
 """The kinds of reasons that are sampling parameters of a call, with these parameters."""
 NOTED_STEPS, NOTED_SHARE = 20, 0.1
 """A channel is told of steps that are left out for their sampling if it has so many, and this share is left out."""
 FIRST_NOTE = 100
 """Steps after which the log says such a share first; the next time after ten times as many, and so on."""
+SMALLEST_TEMPERATURE = 0.01
+"""vLLM samples at this one in place of smaller ones, and other engines greedily at the smallest."""
 LARGEST_TEMPERATURE = 1e6
 """A larger number is no temperature that an engine samples at."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "reasoning", "thinking")
@@ -59,13 +64,14 @@ def untrainable_reason(
     """Why a response does not represent the policy, as "kind: text"; None if it does.
 
     `sampled` has the fields of the request, or what was recorded of them. A field that is missing is off. An empty
-    name or mode is not known.
+    name is not known. An empty mode is that of a step whose sender vouches for its log-probabilities.
     """
     return (
         _greedy(sampled)
         or _penalized(sampled)
         or _truncated(sampled)
         or constrained_reason(sampled)
+        or _past_end(sampled)
         or _multimodal(sampled)
         or _other_model(model, trained_model)
         or _raw_logprobs(sampled, logprobs_mode)
@@ -90,7 +96,8 @@ def read_temperature(own: object, sampling: Mapping[str, Any]) -> float | None:
 
 
 def with_mode(sampling: JsonObject, mode: str) -> JsonObject:
-    return {**sampling, LOGPROBS_MODE: mode} if mode else sampling
+    """An empty mode: nobody has asked the engine."""
+    return {**sampling, LOGPROBS_MODE: mode or UNKNOWN_MODE}
 
 
 def constrained_reason(sampled: Mapping[str, Any]) -> str | None:
@@ -170,8 +177,14 @@ class LeftOutLog:
 
 
 def _greedy(sampled: Mapping[str, Any]) -> str | None:
-    if sampled.get("temperature") == 0:
+    temperature = sampled.get("temperature")
+    if temperature == 0:
         return "greedy: temperature is 0"
+    if isinstance(temperature, int | float) and 0 < temperature < SMALLEST_TEMPERATURE:
+        return (
+            f"greedy: temperature {temperature} is below {SMALLEST_TEMPERATURE}, and engines sample at another one in "
+            "its place"
+        )
     return "greedy: use_beam_search is set" if sampled.get("use_beam_search") else None
 
 
@@ -187,6 +200,11 @@ def _truncated(sampled: Mapping[str, Any]) -> str | None:
         if (value := sampled.get(name)) is not None and value not in off:
             return f"truncated: {name} is {value}"
     return None
+
+
+def _past_end(sampled: Mapping[str, Any]) -> str | None:
+    """No policy is asked for tokens after its end. A broken off answer can be continued all the same."""
+    return "constrained: ignore_eos is set, so that it goes on after its end" if sampled.get("ignore_eos") else None
 
 
 def _multimodal(sampled: Mapping[str, Any]) -> str | None:
@@ -210,6 +228,13 @@ def _other_model(model: str, trained_model: str) -> str | None:
 
 def _raw_logprobs(sampled: Mapping[str, Any], mode: str) -> str | None:
     temperature = sampled.get("temperature")
-    if mode == RAW and temperature not in (None, 1):
+    if temperature in (None, 1):
+        return None
+    if mode == RAW:
         return f"raw_logprobs: the engine reports log-probabilities of temperature 1, not of {temperature}"
+    if mode == UNKNOWN_MODE:
+        return (
+            "unknown_logprobs: the engine does not tell whether its log-probabilities are those of temperature "
+            f"{temperature} or of 1"
+        )
     return None

@@ -91,7 +91,8 @@ class Step:
     exactness: Exactness = Exactness.SUBMITTED
     finish_reason: str | None = None
     sampling: JsonObject = field(default_factory=dict)
-    """The sampling parameters in force, and `logprobs_mode`, if it is known: raw or processed."""
+    """The sampling parameters in force, and the engine's `logprobs_mode`: raw, processed or unknown. Without one, the
+    log-probabilities are taken for those of the distribution in force."""
     extras: JsonObject = field(default_factory=dict)
     """Fields for the producer and the consumer. Stepwell does not read them."""
     model: str = ""

@@ -25,6 +25,7 @@ from stepwell.steps.layout import IndexArray, firsts_of, in_parts_of, offsets, p
 from stepwell.steps.padding import ones, spread
 from stepwell.steps.rows import MergedRows
 from stepwell.steps.running_statistics import NO_PAST, RunningStatistics
+from stepwell.steps.sampling import SMALLEST_TEMPERATURE
 from stepwell.steps.step import CUT_SHORT, BoolArray, FloatArray
 from stepwell.trainers.aggregation import LossAggregation, token_weights
 from stepwell.trainers.comparison import compare, whole_returns
@@ -300,7 +301,7 @@ def step_temperatures(columns: Columns, settings: RowSettings) -> tuple[NDArray[
     assumed = settings.assumed_temperature
     temperatures_S = told_S if assumed is None else np.where(np.isnan(told_S), assumed, told_S)
     is_unknown_S = np.isnan(temperatures_S)
-    is_other_S = ~is_unknown_S & (temperatures_S <= 0.0)
+    is_other_S = ~is_unknown_S & (temperatures_S < SMALLEST_TEMPERATURE)
     if settings.temperature is not None and (temperatures_S != settings.temperature).any():
         is_other_S |= ~is_unknown_S & ~np.isclose(temperatures_S, settings.temperature)
     return np.where(is_unknown_S, 1.0, temperatures_S), is_unknown_S, is_other_S

@@ -45,6 +45,7 @@ class SlimeArguments(Protocol):
     rollout_temperature: float
     advantage_estimator: str
     rewards_normalization: bool
+    normalize_advantages: bool
 
 
 class SlimeRollouts:
@@ -143,6 +144,11 @@ def _check_arguments(args: SlimeArguments, *, is_evaluation: bool) -> None:
     if args.rewards_normalization:
         raise BadRequest(
             "advantages are computed from whole rollouts: start slime with --disable-rewards-normalization"
+        )
+    if args.normalize_advantages:
+        raise BadRequest(
+            "slime would normalize the advantages of whole rollouts again, over the tokens of its batch: start it "
+            "without --normalize-advantages"
         )
 
 

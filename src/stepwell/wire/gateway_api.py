@@ -207,7 +207,8 @@ class Feedback(GatewayBody):
 
 class FeedbackGiven(GatewayBody):
     status: Literal["counted", "late"]
-    """counted: the reward is used for training or, if the trajectory was already handed out, kept in the archive."""
+    """counted: the reward is used for training or, if the trajectory was already handed out, kept in the archive. late:
+    there is no archive. In both cases it is trained if the trajectory comes back from its trainer."""
 
 
 class Registered(GatewayBody):

@@ -26,6 +26,8 @@ ALTERED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [STRICT_TOOL]}, "constrained"),
     ({"tools": [TOOL], "parallel_tool_calls": False}, "constrained"),
     ({"extra_body": {"thinking_token_budget": 5}}, "constrained"),
+    ({"extra_body": {"ignore_eos": True}}, "constrained"),
+    ({"temperature": 0.005}, "greedy"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}, IMAGE]}]}, "multimodal"),
 ]
 STEP: dict[str, Any] = {

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from stepwell.envs import APIServerConfig, ServerManager, gather
-from stepwell.steps.sampling import PROCESSED, RAW
+from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
 from tests.rig.atropos.server import scored_group, serve_atropos
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
@@ -43,7 +43,10 @@ async def test_a_sequence_knows_the_temperature_that_the_engine_was_asked_for(
     assert gather([node.item(1.0), node.item(0.0)])["temperatures"] == [temperature] * 2
 
 
-@pytest.mark.parametrize(("mode", "kinds"), [(RAW, ["raw_logprobs", None]), (PROCESSED, [None, None])])
+@pytest.mark.parametrize(
+    ("mode", "kinds"),
+    [(RAW, ["raw_logprobs", None]), (UNKNOWN_MODE, ["unknown_logprobs", None]), (PROCESSED, [None, None])],
+)
 async def test_raw_log_probabilities_at_another_temperature_are_not_trained(mode: str, kinds: list[str | None]) -> None:
     async with FakeEngine() as engine, servers_behind("vllm", engine) as servers:
         engine.logprobs_mode = mode

@@ -12,7 +12,10 @@ import pytest
 
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.whitebox import AgentFlowBase
-from stepwell.steps.sampling import RAW
+from stepwell.engines.engine import EngineFacts, EngineHttp
+from stepwell.engines.vllm import VllmEngine
+from stepwell.errors import EngineUnavailable
+from stepwell.steps.sampling import RAW, UNKNOWN_MODE
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import groups_from_arrow, groups_to_arrow
 from stepwell.wire.scored_groups_steps import columns_from_group
@@ -120,3 +123,38 @@ async def test_raw_log_probabilities_at_another_temperature_are_not_trained(pool
     (plain,), (hot,) = pool.taken(), pool.taken()
     assert (plain.untrainable, plain.sampling["logprobs_mode"]) == (None, "raw")
     assert str(hot.untrainable).startswith("raw_logprobs: ")
+
+
+async def test_log_probabilities_of_which_nobody_knows_what_they_are_are_told_as_unknown_and_not_trained(
+    pool: LocalPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They counted as fine: a trainer computes its ratio with them."""
+    async with FakeEngine() as engine:
+        engine.logprobs_mode = UNKNOWN_MODE
+        async with serve_gateway(pool, [engine.url]) as url:
+            for temperature in (1.0, 0.5):
+                async with agent_of(url) as agent:
+                    await agent.ask(temperature=temperature)
+                    await agent.complete()
+            body = {"prompt_ids": [1, 2, 3], "sampling_params": {"temperature": 0.25, "max_tokens": 4}}
+            done = await post(url, "/generate", body)
+    (plain,), (hot,) = pool.taken(), pool.taken()
+    assert (plain.untrainable, plain.sampling["logprobs_mode"]) == (None, "unknown")
+    assert str(hot.untrainable).startswith("unknown_logprobs: ")
+    assert done["sampling"]["logprobs_mode"] == "unknown"
+    assert "does not tell whether its log-probabilities" in caplog.text
+
+
+async def test_an_engine_that_has_not_answered_the_probe_yet_has_an_unknown_mode(
+    pool: LocalPool, engine: FakeEngine
+) -> None:
+    class SlowToStart(VllmEngine):
+        async def probe_sampling(self, http: EngineHttp, facts: EngineFacts) -> EngineFacts:
+            raise EngineUnavailable("no answer within 5 s")
+
+    async with serve_gateway(pool, [engine.url], kinds=[SlowToStart()]) as url, agent_of(url) as agent:
+        await agent.ask(temperature=0.5)
+        await agent.complete()
+    (step,) = pool.taken()
+    assert step.sampling["logprobs_mode"] == "unknown"
+    assert str(step.untrainable).startswith("unknown_logprobs: ")

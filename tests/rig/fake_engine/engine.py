@@ -10,7 +10,7 @@ from typing import Self
 
 from aiohttp import web
 
-from stepwell.steps.sampling import PROCESSED, RAW
+from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine.app import create_app
 from tests.rig.fake_engine.asking import Json, PauseMode
@@ -168,6 +168,8 @@ class FakeEngine:
 
     def likeliest_token(self, temperature: float) -> Json:
         """The answer to a probe of its log-probability mode, which is no request of an agent."""
+        if self.logprobs_mode == UNKNOWN_MODE:
+            return {"choices": [{"logprobs": None}]}
         logprob = -1.0 if self.logprobs_mode == RAW else -1.0 * temperature
         return {"choices": [{"logprobs": {"top_logprobs": [{"a": logprob}]}}]}
 

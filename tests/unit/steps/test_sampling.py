@@ -23,6 +23,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
     [
         ({"temperature": 0}, "greedy: temperature is 0"),
         ({"temperature": 0.0}, "greedy: temperature is 0"),
+        (
+            {"temperature": 0.005},
+            "greedy: temperature 0.005 is below 0.01, and engines sample at another one in its place",
+        ),
         ({"use_beam_search": True}, "greedy: use_beam_search is set"),
         ({"presence_penalty": 0.5}, "penalties: presence_penalty is 0.5"),
         ({"frequency_penalty": -1}, "penalties: frequency_penalty is -1"),
@@ -36,6 +40,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
         ({"bad_words": ["x"]}, "constrained: bad_words is set"),
         ({"allowed_token_ids": [1]}, "constrained: allowed_token_ids is set"),
         ({"min_tokens": 3}, "constrained: min_tokens is set"),
+        ({"ignore_eos": True}, "constrained: ignore_eos is set, so that it goes on after its end"),
         ({"thinking_token_budget": 100}, "constrained: thinking_token_budget is set"),
         ({"watermarking": True}, "constrained: watermarking is set"),
         ({"response_format": {"type": "json_object"}}, "constrained: response_format is json_object"),
@@ -69,7 +74,8 @@ def test_what_says_little_of_the_policy_is_untrainable_with_its_reason(fields: d
         {"tools": [STRICT], "tool_choice": "none"},
         {"parallel_tool_calls": False},
         {"tool_choice": "none"},
-        {"use_beam_search": False},
+        {"use_beam_search": False, "ignore_eos": False},
+        {"temperature": 0.01},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "tool", "content": "x"}]},
     ],
 )
@@ -82,6 +88,10 @@ def test_ordinary_sampling_is_trainable(fields: dict[str, Any]) -> None:
 )
 def test_tools_of_any_shape_are_looked_at(tools: object) -> None:
     assert untrainable_reason({"tools": tools, "messages": tools}) is None
+
+
+def test_an_answer_that_goes_on_after_its_end_can_be_continued() -> None:
+    assert constrained_reason({"ignore_eos": True}) is None
 
 
 def test_a_constraint_is_seen_behind_another_reason() -> None:
@@ -102,7 +112,16 @@ def test_raw_log_probabilities_are_the_policys_at_temperature_1_only() -> None:
     assert hot == "raw_logprobs: the engine reports log-probabilities of temperature 1, not of 0.7"
     assert untrainable_reason({"temperature": 1.0}, logprobs_mode="raw") is None
     assert untrainable_reason({"temperature": 0.7}, logprobs_mode="processed") is None
-    assert untrainable_reason({"temperature": 0.7}) is None
+
+
+def test_log_probabilities_of_an_engine_that_does_not_tell_its_mode_are_the_policys_at_temperature_1_only() -> None:
+    hot = untrainable_reason({"temperature": 0.7}, logprobs_mode="unknown")
+    assert hot == (
+        "unknown_logprobs: the engine does not tell whether its log-probabilities are those of temperature 0.7 or of 1"
+    )
+    for same in ({}, {"temperature": None}, {"temperature": 1}):
+        assert untrainable_reason(same, logprobs_mode="unknown") is None
+    assert untrainable_reason({"temperature": 0.7}) is None, "who sends a step without a mode vouches for it"
 
 
 def test_a_step_takes_its_temperature_and_its_reason_from_its_sampling() -> None:
@@ -145,7 +164,7 @@ def test_a_note_has_the_share_the_causes_and_the_choices() -> None:
     note = sampling_note("mine", {"": 38, "truncated": 60, "greedy": 2})
     assert note is not None
     assert note.startswith("62% of the last 100 steps of channel mine are left out of training for their sampling")
-    assert "(2 greedy: temperature 0 or beam search; 60 truncated: top_p, top_k or min_p)" in note
+    assert "(2 greedy: a temperature below 0.01, or beam search; 60 truncated: top_p, top_k or min_p)" in note
     for choice in ("--sampling mine=on_policy", "mine=all_on_policy", "untrainable=True"):
         assert choice in note
 

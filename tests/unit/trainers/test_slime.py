@@ -46,7 +46,11 @@ class PublishedSample:
 
 
 ARGUMENTS = SimpleNamespace(
-    rollout_batch_size=2, rollout_temperature=1.0, advantage_estimator="grpo", rewards_normalization=False
+    rollout_batch_size=2,
+    rollout_temperature=1.0,
+    advantage_estimator="grpo",
+    rewards_normalization=False,
+    normalize_advantages=False,
 )
 
 
@@ -130,6 +134,7 @@ def test_batches_that_teach_nothing_are_skipped_until_there_are_too_many() -> No
     ("changed", "told"),
     [
         ({"rewards_normalization": True}, "--disable-rewards-normalization"),
+        ({"normalize_advantages": True}, "without --normalize-advantages"),
         ({"advantage_estimator": "ppo"}, "one of grpo, gspo, cispo"),
     ],
 )

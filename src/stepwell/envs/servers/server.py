@@ -14,7 +14,7 @@ from stepwell.common.optional import require
 from stepwell.engines.logprobs_mode import probe_logprobs_mode
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
 from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.steps.sampling import RAW
+from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream
 
@@ -125,19 +125,19 @@ class Server:
             )
 
     async def logprobs_mode(self) -> str:
-        """RAW or PROCESSED, found out once; empty if it cannot be found out, or not now."""
+        """RAW or PROCESSED, found out once; UNKNOWN_MODE if it cannot be found out, or not now."""
         async with self._probing:
             if self._mode is None:
                 try:
                     self._mode = await probe_logprobs_mode(self._ask_for_completion, self.config.model_name)
                 except EngineUnavailable:
-                    return ""
-                if self._mode == RAW:
-                    text = (
-                        "server %s reports raw log-probabilities: what is sampled at other temperatures than 1 is not "
-                    )
+                    return UNKNOWN_MODE
+                if self._mode != PROCESSED:
+                    what = "reports raw" if self._mode == RAW else "does not tell whether it reports raw"
                     log.warning(
-                        text + "trained; start vLLM with --logprobs-mode processed_logprobs", self.config.base_url
+                        "server %s %s log-probabilities: what is sampled at other temperatures than 1 is not trained; "
+                        "start vLLM with --logprobs-mode processed_logprobs",
+                        *(self.config.base_url, what),
                     )
         return self._mode
 

@@ -30,7 +30,10 @@ RECORDED = (
 SWITCHED_OFF = {**PENALTIES, **{name: values[0] for name, values in TRUNCATIONS.items()}}
 REPLACED = "replaced"
 """The key in a step's `sampling` for what the agent asked for and did not get."""
-RELAXED = ("use_beam_search", "logit_bias", "bad_words", "min_tokens", "thinking_token_budget", "watermarking")
+RELAXED = (
+    *("use_beam_search", "logit_bias", "bad_words", "min_tokens", "ignore_eos", "thinking_token_budget"),
+    "watermarking",
+)
 """Fields that on-policy sampling removes. Formats and demanded tool calls stay: agents could not read other answers."""
 
 

@@ -19,7 +19,7 @@ from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.redactor import REDACTION_FAILED, RedactionFailed, Redactor
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.steps.sampling import untrainable_reason, with_mode
+from stepwell.steps.sampling import UNKNOWN_MODE, untrainable_reason, with_mode
 from stepwell.steps.soundness import step_fault, usage_fault
 from stepwell.steps.step import CUT_SHORT, Exactness, IntArray, JsonObject, Step, VersionSpan, ids_array
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
@@ -176,7 +176,7 @@ class StepBuilder:
             call.request,
             model=model,
             trained_model=trained_model,
-            logprobs_mode=facts.logprobs_mode,
+            logprobs_mode=facts.logprobs_mode or UNKNOWN_MODE,
         )
         return {
             "policy_version": begun.policy_version if is_version_unknown else reply.version_before or 0,

@@ -88,7 +88,8 @@ LAST_STEP = -1
 class RewardGiven:
     """A reward for a trajectory, or for its step with that index, or for its last one (LAST_STEP).
 
-    A later one replaces it until the data is shipped. After that, only an archive keeps it.
+    A later one replaces it until the data is shipped. After that, only an archive keeps it. One that comes while a
+    trainer has the data under a lease is in the archive too, and counts if the data comes back.
     """
 
     trajectory_uid: str

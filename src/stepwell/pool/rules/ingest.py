@@ -19,7 +19,7 @@ from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
-from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps
+from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps, StoredStep
 from stepwell.steps.columns import Columns
 from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import JsonObject
@@ -170,14 +170,22 @@ class Ingest:
         ]
 
     def reward(self, reward: RewardGiven) -> bool:
-        """Does it count? Only if the data is not handed out yet and no person has given another reward."""
+        """Does it count? Not if the data is trained, or a person has given another reward. If a trainer has the data,
+        the reward is kept, and counts if the data comes back."""
         _check_finite(reward.value)
-        trajectory = self._find(reward.trajectory_uid, reward.prompt_uid)
+        trajectory = self._find(reward.trajectory_uid, reward.prompt_uid) or self._under_lease(reward)
         if trajectory is None or trajectory.is_relabelled:
             return False
-        if reward.step_index is not None:
-            return self._reward_step(trajectory, reward, reward.step_index)
-        self._state.set_reward(trajectory, reward.value, reward.source, notes=reward.notes)
+        step = None if reward.step_index is None else _rewarded_step(trajectory, reward.step_index)
+        if step is not None and step.shipped:
+            return False
+        if not trajectory.is_at_home or (step is not None and step.lease is not None):
+            self._state.keep_reward(trajectory, step, reward.value, reward.source, reward.notes)
+            return False
+        if step is None:
+            self._state.set_reward(trajectory, reward.value, reward.source, notes=reward.notes)
+        else:
+            self._state.set_step_reward(trajectory, step, reward.value, reward.source, notes=reward.notes)
         return True
 
     def complete(
@@ -321,6 +329,13 @@ class Ingest:
             f"no trajectory {trajectory_uid} of prompt_uid {prompt_uid} is registered; POST /init_trajectory first"
         )
 
+    def _under_lease(self, reward: RewardGiven) -> Trajectory | None:
+        """A trajectory that a trainer has, in its group."""
+        known = self._state.trajectories.get(reward.trajectory_uid)
+        if known is None or known.group.lease is None or known.group.prompt_uid != reward.prompt_uid:
+            return None
+        return None if self.is_forgotten(known.uid, reward.prompt_uid) else known
+
     def _register_again(self, known: Trajectory, registration: Registration) -> None:
         if registration.channel not in (None, known.group.channel):
             if known.steps:
@@ -364,16 +379,14 @@ class Ingest:
         size = group_size or state.limits.group_size
         return state.open_group(prompt_uid, channel, size, source, producer_of(metadata, source))
 
-    def _reward_step(self, trajectory: Trajectory, reward: RewardGiven, step_index: int) -> bool:
-        steps = dict(trajectory.in_order())
-        step = trajectory.last_answer() if step_index == LAST_STEP else steps.get(step_index)
-        if step is None or step.quarantine is not None:
-            named = "" if step_index == LAST_STEP else f" {step_index}"
-            raise Conflict(f"trajectory {trajectory.uid} has no step{named} to reward")
-        if step.shipped or step.lease is not None:
-            return False
-        self._state.set_step_reward(trajectory, step, reward.value, reward.source, notes=reward.notes)
-        return True
+
+def _rewarded_step(trajectory: Trajectory, step_index: int) -> StoredStep:
+    steps = dict(trajectory.in_order())
+    step = trajectory.last_answer() if step_index == LAST_STEP else steps.get(step_index)
+    if step is None or step.quarantine is not None:
+        named = "" if step_index == LAST_STEP else f" {step_index}"
+        raise Conflict(f"trajectory {trajectory.uid} has no step{named} to reward")
+    return step
 
 
 def _check_finite(reward: float) -> None:

@@ -169,13 +169,14 @@ class JournalReader:
 
     def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
         for number, seq, info in self._rows("SELECT number, group_seq, info FROM trajectories ORDER BY number"):
-            fields = self._named(TRAJECTORY_FIELDS, info, new=4)
+            fields = self._named(TRAJECTORY_FIELDS, info, new=6)
             if seq not in groups or fields is None:
                 self.damaged = True
                 continue
             self._step_counts[number] = fields.pop("step_count")
             fields.pop("reward_left_out", None)
             fields.setdefault("completed_time", fields.get("completed_at", 0.0))
+            fields["kept_rewards"] = tuple(map(tuple, fields.get("kept_rewards", ())))
             trajectory = Trajectory(group=groups[seq], number=number, **fields)
             trajectory.group.trajectories[trajectory.uid] = trajectory
             yield trajectory

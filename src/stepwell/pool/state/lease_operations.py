@@ -2,14 +2,16 @@
 
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.state.group_operations import GroupOperations
-from stepwell.pool.state.records import Group, Lease
+from stepwell.pool.state.records import OUTCOME, Group, Lease, Trajectory
+from stepwell.pool.state.reward_operations import RewardOperations
+from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step_filter import StepFilter
 
 REJECTED = "rejected"
 """The cause of what a person rejected."""
 
 
-class LeaseOperations(GroupOperations):
+class LeaseOperations(GroupOperations, RewardOperations):
     def lease_out(self, lease: Lease) -> None:
         """Hand out the groups and steps of a new lease."""
         index = self._channels[lease.channel]
@@ -49,7 +51,7 @@ class LeaseOperations(GroupOperations):
         self._remember_ended(decision_uid, how)
 
     def return_leased(self, lease: Lease, how: Settlement, *, attempted: bool = True) -> None:
-        """Not trained: it goes back to the queue. What a person rejected meanwhile is dropped."""
+        """Not trained: it goes back to the queue. What a person rejected meanwhile is dropped, and feedback counts."""
         self._end_lease(lease, how)
         index = self._channels[lease.channel]
         for group in lease.groups:
@@ -59,12 +61,15 @@ class LeaseOperations(GroupOperations):
             self._enter(group)
             self._journal.save_group(group)
             self._apply_pending_rejections(group)
+            for trajectory in list(group.trajectories.values()):
+                self._count_kept_rewards(trajectory)
         for trajectory, step in lease.steps:
             step.lease = None
             if self.holds(trajectory):
                 self.change_log.record(trajectory)
                 self._journal.save_step(step)
                 index.show_step(trajectory, step)
+                self._count_kept_rewards(trajectory, of=step)
 
     def mark_trained(self, lease: Lease) -> None:
         """Acknowledged: groups become history, steps are shipped."""
@@ -73,6 +78,8 @@ class LeaseOperations(GroupOperations):
         index = self._channels[lease.channel]
         for group in lease.groups:
             index.end_lease(group)
+            for trajectory in group.trajectories.values():
+                trajectory.kept_rewards = ()  # they are late now
             self._train(group, lease.step_filter, lease.version)
         for trajectory, step in lease.steps:
             step.lease = None
@@ -87,3 +94,16 @@ class LeaseOperations(GroupOperations):
     def _apply_pending_rejections(self, group: Group) -> None:
         for trajectory in [found for found in group.trajectories.values() if found.rejected is not None]:
             self.drop_trajectory(trajectory, REJECTED, trajectory.rejected or "", frees_place=False)
+
+    def _count_kept_rewards(self, trajectory: Trajectory, *, of: StoredStep | None = None) -> None:
+        """The trajectory, or this step of it, is back."""
+        back = [kept for kept in trajectory.kept_rewards if of is None or kept[0] == of.identity]
+        if not back:
+            return
+        trajectory.kept_rewards = tuple(kept for kept in trajectory.kept_rewards if kept not in back)
+        self._journal.save_trajectory(trajectory)
+        for identity, value, source, notes in back:
+            if identity == OUTCOME:
+                self.set_reward(trajectory, value, source, notes=notes)
+            else:
+                self.set_step_reward(trajectory, trajectory.steps[identity], value, source, notes=notes)

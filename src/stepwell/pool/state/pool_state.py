@@ -23,10 +23,9 @@ from stepwell.pool.state.forget_operations import ForgetOperations
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import A_GROUP, Group, Lease, Trajectory
-from stepwell.pool.state.reward_operations import RewardOperations
 
 
-class PoolState(ForgetOperations, RewardOperations):
+class PoolState(ForgetOperations):
     """All operations. Records, reading and the helpers that they end in are in StateBase."""
 
     # -- the pool ------------------------------------------------------------------------------------------------------

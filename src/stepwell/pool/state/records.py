@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar, cast
+from typing import ClassVar, TypeAlias, cast
 
 from stepwell.pool.api.curation import BY_A_PERSON, MARKS
 from stepwell.pool.api.producing import ENDED_BY
@@ -22,6 +22,9 @@ EXPLANATION, STEP_DETAILS = "reward", "step_details"
 """In a trajectory's metadata: what explains its reward, and in it the evidence of its steps' rewards by identity."""
 STEP_ORDER = attrgetter("step_index", "started_at", "number")
 NO_GATEWAYS: frozenset[str] = frozenset()
+KeptReward: TypeAlias = tuple[str, float, str, str]
+"""The identity of its step, or OUTCOME; its value, source and notes."""
+OUTCOME = ""
 A_GROUP, A_TRAJECTORY, A_STEP, A_PACKED_STEP = 700, 700, 900, 60
 """Bytes of memory that each takes besides the data of its steps. tests/unit/pool/shard/test_counted_bytes.py measures
 them."""
@@ -92,6 +95,8 @@ class Trajectory:
     """The gateways that may hold steps of it. None if it may be any, as after a restart."""
     rejected: str | None = None
     """Who rejected it while a trainer had it, and why. It is dropped when it returns."""
+    kept_rewards: tuple[KeptReward, ...] = ()
+    """Feedback that came while a trainer had it, or the step. It counts when that returns."""
     position: int = 0
     """The position of its last change in the change log."""
     changed_at: float = 0.0

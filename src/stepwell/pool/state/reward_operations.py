@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from stepwell.pool.api.scoring import JudgementOutcome
-from stepwell.pool.state.records import EXPLANATION, STEP_DETAILS, Trajectory
+from stepwell.pool.state.records import EXPLANATION, OUTCOME, STEP_DETAILS, Trajectory
 from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import Json
@@ -64,11 +64,20 @@ class RewardOperations(StateBase):
         self._journal.save_trajectory(trajectory)
         self.change_log.record(trajectory)
 
+    def keep_reward(
+        self, trajectory: Trajectory, step: StoredStep | None, value: float, source: str, notes: str
+    ) -> None:
+        """A trainer has the trajectory, or this step of it: the reward counts if that comes back."""
+        of = OUTCOME if step is None else step.identity
+        others = (kept for kept in trajectory.kept_rewards if kept[0] != of)
+        trajectory.kept_rewards = (*others, (of, value, source, notes))
+        self._journal.save_trajectory(trajectory)
+
     def relabel(self, trajectory: Trajectory, value: float, source: str, notes: str = "") -> None:
         """A person's reward replaces the trajectory's and its steps'. The trajectory may be under lease or trained."""
         if not trajectory.is_scored():
             self._note_first_reward(trajectory, value)
-        trajectory.reward_revision = trajectory.revision
+        trajectory.reward_revision, trajectory.kept_rewards = trajectory.revision, ()
         for step in trajectory.scored_steps():
             step.reward, step.reward_source = None, ""
             step.reward_revision = max(1, step.reward_revision)  # it had a reward: the next one is not its first
@@ -84,6 +93,7 @@ class RewardOperations(StateBase):
         known = self.trajectories.get(trajectory_uid)
         if known is not None:
             known.late_rewards += 1
+            self._journal.save_trajectory(known)
             return known.revision
         self.closed[trajectory_uid] += 1
         subject = self.closed_subjects.get(trajectory_uid, "")

@@ -78,6 +78,14 @@ def require_usable(config: Mapping[str, Any]) -> None:
         "algorithm.use_kl_in_reward changes rewards after their advantages are known: use "
         "actor_rollout_ref.actor.use_kl_loss",
     )
+    correction = "algorithm.rollout_correction"
+    corrects = at(f"{correction}.rollout_is") or at(f"{correction}.rollout_rs")
+    refuse(
+        at(f"{correction}.bypass_mode") and (corrects or at(f"{correction}.loss_type") not in (None, "ppo_clip")),
+        f"with {correction}.bypass_mode, verl's V1 trainer corrects nothing, so rollout_is, rollout_rs and loss_type "
+        f"have no effect: set {correction}.bypass_mode=False, with which verl computes the old log-probabilities "
+        "itself and applies rollout_is and rollout_rs, or leave them out",
+    )
     refuse(
         at("actor_rollout_ref.actor.checkpoint.async_save"),
         "a batch is acknowledged when its checkpoint is on disk: set "

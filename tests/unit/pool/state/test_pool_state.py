@@ -368,6 +368,15 @@ class StateMachine(RuleBasedStateMachine):
         if trajectory is not None and free:
             self.state.set_step_reward(trajectory, free[pick % len(free)], value, "test", notes=notes)
 
+    @rule(pick=pick, value=values, of_step=st.booleans())
+    def keep_reward(self, pick: int, value: float, of_step: bool) -> None:
+        found = [(trajectory, step) for trajectory in self.leased() for step in trajectory.held_steps()]
+        found += [taken for lease in self.state.leases.values() for taken in lease.steps]
+        if found:
+            trajectory, step = found[pick % len(found)]
+            is_whole = trajectory.group.lease is not None and not of_step
+            self.state.keep_reward(trajectory, None if is_whole else step, value, "test", "why")
+
     @rule(pick=pick, value=values)
     def relabel(self, pick: int, value: float) -> None:
         found = [*self.at_home(), *self.leased(), *self.state.history.values()]
@@ -680,8 +689,7 @@ class StateMachine(RuleBasedStateMachine):
             assert log.end(channel) == self.rewards_read[channel] + len(read)
             self.rewards_read[channel] = log.end(channel)
             uids += [reward.trajectory_uid for reward in read]
-        assert len(uids) <= 1, "one operation rewards one thing"
-        new = [thing for uid in uids for thing in self.rewarded_things(uid) if thing not in self.rewarded]
+        new = {thing for uid in uids for thing in self.rewarded_things(uid)} - self.rewarded
         assert len(new) >= len(uids), "something was counted twice"
         held = [*self.state.trajectories.values(), *self.state.history.values()]
         self.rewarded |= {thing for found in held for thing in self.rewarded_things(found.uid)}

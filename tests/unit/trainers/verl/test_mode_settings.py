@@ -12,7 +12,11 @@ from stepwell.trainers.verl import mode_settings
 from stepwell.trainers.verl.mode_settings import PoolModeSettings, read_mode_settings, require_usable
 
 USABLE: dict[str, Any] = {
-    "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+    "algorithm": {
+        "adv_estimator": "grpo",
+        "use_kl_in_reward": False,
+        "rollout_correction": {"bypass_mode": True, "rollout_is": None, "rollout_rs": None, "loss_type": "ppo_clip"},
+    },
     "actor_rollout_ref": {
         "actor": {
             "strategy": "fsdp2",
@@ -61,6 +65,9 @@ def test_a_usual_configuration_is_usable() -> None:
     [
         ("algorithm.adv_estimator", "gae", "adv_estimator=grpo"),
         ("algorithm.use_kl_in_reward", True, "use_kl_loss"),
+        ("algorithm.rollout_correction.rollout_is", "token", "no effect: set .*bypass_mode=False"),
+        ("algorithm.rollout_correction.rollout_rs", "seq_mean_k1", "no effect: set .*bypass_mode=False"),
+        ("algorithm.rollout_correction.loss_type", "reinforce", "no effect"),
         ("actor_rollout_ref.actor.checkpoint.async_save", True, "async_save"),
         ("actor_rollout_ref.model.lora.rank", 8, "lora.merge"),
         ("actor_rollout_ref.model.lora_rank", 8, "lora.merge"),
@@ -79,3 +86,10 @@ def test_what_cannot_be_done_with_agents_is_refused_with_a_remedy(path: str, val
     section[name] = value
     with pytest.raises(BadRequest, match=text):
         require_usable(config)
+
+
+@pytest.mark.parametrize("wanted", [{"rollout_is": "token"}, {"rollout_rs": "seq_mean_k1"}])
+def test_corrections_of_log_probabilities_that_verl_computes_itself_are_usable(wanted: dict[str, str]) -> None:
+    config = deepcopy(USABLE)
+    config["algorithm"]["rollout_correction"] |= {"bypass_mode": False, **wanted}
+    require_usable(config)
