@@ -21,7 +21,7 @@ from stepwell.agents.dataset import Dataset
 from stepwell.agents.flow import AgentFlow
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.gateway_process import GatewayProcess
-from stepwell.agents.rollout import RolloutCounts, RolloutResult
+from stepwell.agents.rollout import ALARM_AMONG, RolloutCounts, RolloutResult
 from stepwell.agents.schedule import RolloutSchedule, RolloutStart, ScheduledGroup
 from stepwell.agents.validation import Validation, ValidationReport, ValidationRound
 from stepwell.common.progress import ProgressLine
@@ -34,6 +34,11 @@ PACE_EVERY = 0.1
 """Seconds between two requests for the pool's pacing."""
 SAY_WAITING_EVERY = 30.0
 """Seconds without a start after which the reason is logged, again and again."""
+ALARM = (
+    "%s ended more than a tenth of the last %d rollouts, the last one because: %s. If the machine or a service causes "
+    "it, mend that, and name the exception in retry_on= so that its rollouts are not trained; if the model causes it, "
+    "let the agent raise AgentFailed; see docs/agents.md"
+)
 VERSION_EVERY = 0.5
 """Seconds between two requests for the policy version, if there is validation."""
 
@@ -70,6 +75,8 @@ class AsyncRollouter:
         self._tasks: dict[RolloutStart, asyncio.Task[None]] = {}
         self._completed: dict[str, list[RolloutResult]] = {}
         """The completed rollouts of open groups, by prompt_uid."""
+        self._alarms = {""}
+        """Types of exceptions that were said to be frequent."""
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
@@ -187,6 +194,9 @@ class AsyncRollouter:
 
     def _note(self, start: RolloutStart, result: RolloutResult) -> None:
         self.counts.add(result, is_validation=start.is_validation)
+        if (alarm := self.counts.alarm) not in self._alarms:
+            self._alarms.add(alarm)
+            log.warning(ALARM, alarm, ALARM_AMONG, result.why)
         if result.is_completed:
             self._completed.setdefault(start.prompt.uid, []).append(result)
         else:

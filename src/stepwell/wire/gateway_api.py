@@ -142,17 +142,24 @@ class RegisterTrajectory(GatewayBody):
     metadata: JsonFields = {}
 
 
+ExceptionName = Annotated[str, Field(max_length=100, pattern=r"^[\w.]*$")]
+
+
 class CompleteTrajectory(GatewayBody):
     reward: FiniteFloat | None = None
     channel: ChannelName | None = None
     failure: str = Field(default="", max_length=200)
     """How the policy failed, if it did: too_long, for example. Then the rollout counts in its group with its reward
     even if no call of it was recorded. It becomes `ended_by` in the metadata."""
+    exception: ExceptionName = ""
+    """The type of the exception that ended it, if one did; it is counted."""
 
 
 class AbortTrajectory(GatewayBody):
     reason: str = ""
     """Why the rollout failed; it is logged."""
+    exception: ExceptionName = ""
+    """The type of the exception that ended it, if one did; it is counted."""
 
 
 class TrajectoryEnded(GatewayBody):
