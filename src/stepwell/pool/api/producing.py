@@ -72,9 +72,6 @@ class Registration:
     """The outcome reward of a trajectory that has already ended, elsewhere. It counts only if the trajectory is new."""
     gateway: str = ""
     """The gateway that serves the trajectory; empty if none does."""
-    other_uids: tuple[str, ...] = ()
-    """Names under which the same rollout may have been sent before, of the same prompt_uid. If the pool has or had one
-    of them, the rollout's steps are duplicates. `submit_groups` alone looks at them."""
     opens: bool = True
     """False: a trajectory that is not there is refused, as UnknownTrajectory."""
 

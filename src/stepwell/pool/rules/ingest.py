@@ -150,9 +150,6 @@ class Ingest:
         """
         refusals: dict[str, SubmitVerdict] = {}
         for registration in registrations:
-            if any(uid in self._state.trajectories or uid in self._state.closed for uid in registration.other_uids):
-                refusals[registration.trajectory_uid] = SubmitVerdict.DUPLICATE
-                continue
             if self.is_elsewhere(registration):
                 continue  # so are its steps
             try:
