@@ -148,6 +148,7 @@ class _Attempt:
             channel=flow.channel,
             group_size=flow.group_size,
             metadata=portable(self._sample),
+            unfinished_reward=flow.failure_rewards.get(AgentFailure.TOO_LONG),
         )
         opened = await flow.gateway.open_trajectory(wanted)
         return Rollout(

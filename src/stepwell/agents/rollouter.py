@@ -77,6 +77,8 @@ class AsyncRollouter:
         """The completed rollouts of open groups, by prompt_uid."""
         self._alarms = {""}
         """Types of exceptions that were said to be frequent."""
+        self._refusal = ""
+        """Why the run cannot begin with these settings."""
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
@@ -103,6 +105,8 @@ class AsyncRollouter:
                 await self._changed.wait()
             for task in others:
                 task.cancel()
+        if self._refusal:
+            raise BadRequest(self._refusal)
         return self.counts
 
     def _new_schedule(self, groups: int | None) -> RolloutSchedule:
@@ -136,6 +140,8 @@ class AsyncRollouter:
             schedule.pacing_requested()
             try:
                 pace = await gateway.pacing(self._flow.channel)
+                if self._refuse_timeouts(pace.group_deadline):
+                    return self.stop()
                 schedule.pacing_received(pace)
                 if not pace.waits_for:
                     said_at = time.monotonic()
@@ -153,6 +159,18 @@ class AsyncRollouter:
                     log.warning("no rollouts are started for now: %s", trouble)
             self._changed.set()
             await asyncio.sleep(PACE_EVERY)
+
+    def _refuse_timeouts(self, deadline: float | None) -> str:
+        """Why a flow's timeout does not fit the pool's deadline; empty if all fit."""
+        flows = [self._flow, *([self._validation.flow] if self._validation else [])]
+        longest = max(flow.timeout for flow in flows)
+        if deadline is not None and longest >= deadline:
+            self._refusal = (
+                f"a rollout may take {longest:g} s (timeout=), and the pool ends every group after {deadline:g} s "
+                "(--group-deadline), as if the rollouts that still run had failed: give the flow a shorter timeout, or "
+                "the pool a longer deadline"
+            )
+        return self._refusal
 
     def _validate_if_due(self, schedule: RolloutSchedule, validation: Validation, version: int | None) -> None:
         """At the start, then each time the version has grown by `every`. An unknown version counts as 0: the weights

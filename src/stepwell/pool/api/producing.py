@@ -11,7 +11,11 @@ from stepwell.steps.step import IntArray, JsonObject
 TRAIN = "train"
 """The default channel."""
 ENDED_BY = "ended_by"
-"""In a trajectory's metadata: the failure of the policy that ended it, or `idle`."""
+"""In a trajectory's metadata: the failure of the policy that ended it, `idle`, or `deadline`."""
+DEADLINE = "deadline"
+"""Why the pool ended a rollout that was open at its group's deadline, or dropped it."""
+UNFINISHED_REWARD = "unfinished_reward"
+"""In a trajectory's metadata: its reward if it is open at its group's deadline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from stepwell.steps.step_filter import StepFilter
 Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 """SQL, and the rows for which it is executed."""
 
-SCHEMA_VERSION = max(10, *(column.journal_since for column in STEP_COLUMNS))
+SCHEMA_VERSION = max(11, *(column.journal_since for column in STEP_COLUMNS))
 """Raised with every change to a table or to the fields below. Fields that an older file lacks take their defaults."""
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
