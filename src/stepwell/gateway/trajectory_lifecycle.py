@@ -185,7 +185,7 @@ class TrajectoryLifecycle:
             )
         ending = await self.pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward, wanted.failure)
         self.known.forget(ref.trajectory_uid)
-        self.metrics.rollout_failed(wanted.exception)
+        self.metrics.rollout_ended(wanted.exception)
         return gateway_api.TrajectoryEnded(status=ending)
 
     async def flush(self, trajectory_uid: str) -> None:
@@ -208,6 +208,6 @@ class TrajectoryLifecycle:
         await self.outbox.settle(ref.trajectory_uid)
         ending = await self.pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
         self.known.forget(ref.trajectory_uid)
-        self.metrics.rollout_failed(wanted.exception)
+        self.metrics.rollout_ended(wanted.exception)
         log.info("trajectory %s was aborted: %s", ref.trajectory_uid, wanted.reason or "no reason given")
         return gateway_api.TrajectoryEnded(status=ending)

@@ -73,7 +73,7 @@ async def test_a_fault_of_the_machine_is_aborted_and_counted_by_its_exception(
     name = type(failure).__name__
     assert (result.status, result.failure, result.reward) == (RolloutStatus.ABORTED, None, None)
     assert (result.exception, ready) == (name, 0)
-    assert f'stepwell_rollouts_failed_total{{exception="{name}"}} 1.0' in metrics
+    assert f'stepwell_rollouts_ended_total{{exception="{name}"}} 1.0' in metrics
 
 
 @pytest.mark.parametrize(

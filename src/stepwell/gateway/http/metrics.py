@@ -135,8 +135,8 @@ class GatewayMetrics:
         self.sampling_replaced = self._counter(
             "sampling_replaced", "Sampling parameters of agents' calls that were replaced or removed.", "parameter"
         )
-        self._rollouts_failed = self._counted(
-            "rollouts_failed", "Rollouts that an exception ended, by its type: completed or aborted.", "exception"
+        self._rollouts_ended = self._counted(
+            "rollouts_ended", "Rollouts completed or aborted, by the exception that ended them, or none.", "exception"
         )
         self.calls_joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
         self.calls_continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")
@@ -171,11 +171,11 @@ class GatewayMetrics:
             if step.untrainable is not None:
                 self._untrainable[fault_kind(step.untrainable)].inc()
 
-    def rollout_failed(self, exception: str) -> None:
-        """Nothing is counted if no exception is named."""
-        if exception:
-            is_named = (exception,) in self._rollouts_failed or len(self._rollouts_failed) < MOST_NAMES
-            self._rollouts_failed[(exception if is_named else OTHERS,)] += 1
+    def rollout_ended(self, exception: str) -> None:
+        """The exception is empty if none ended it."""
+        label = (exception or "none",)
+        is_named = label in self._rollouts_ended or len(self._rollouts_ended) < MOST_NAMES
+        self._rollouts_ended[label if is_named else (OTHERS,)] += 1
 
     def read_from(
         self,

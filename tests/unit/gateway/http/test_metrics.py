@@ -106,11 +106,12 @@ def lags_above_100_ms(metrics: GatewayMetrics) -> float:
     return seen - below
 
 
-def test_failed_rollouts_are_counted_by_exception_and_callers_cannot_make_more_labels_without_end() -> None:
+def test_ended_rollouts_are_counted_by_exception_and_callers_cannot_make_more_labels_without_end() -> None:
     metrics = GatewayMetrics()
-    metrics.rollout_failed("")
-    for n in range(MOST_NAMES + 7):
-        metrics.rollout_failed(f"Error{n}")
-    metrics.rollout_failed("Error0")
-    assert shown(metrics, "stepwell_rollouts_failed_total", exception="Error0") == 2
-    assert shown(metrics, "stepwell_rollouts_failed_total", exception="others") == 7
+    metrics.rollout_ended("")
+    for n in range(MOST_NAMES + 6):
+        metrics.rollout_ended(f"Error{n}")
+    metrics.rollout_ended("Error0")
+    assert shown(metrics, "stepwell_rollouts_ended_total", exception="Error0") == 2
+    assert shown(metrics, "stepwell_rollouts_ended_total", exception="others") == 7
+    assert shown(metrics, "stepwell_rollouts_ended_total", exception="none") == 1
