@@ -137,7 +137,7 @@ class TrajectoryContext:
             self._end("complete", {"reward": self.reward})
             return
         try:
-            self._end("abort", {"reason": repr(error)[:500]})
+            self._end("abort", {"reason": repr(error)[:500], "exception": type(error).__name__[:100]})
         except StepwellError as failure:
             error.add_note(f"the trajectory could not be aborted either: {failure}")
 

@@ -24,7 +24,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from stepwell.agents.gateway_client import PATIENCE, GatewayClient
-from stepwell.agents.outcome import AgentFailed, AgentFailure, failure_of_policy
+from stepwell.agents.outcome import AgentFailed, AgentFailure, cause_of, failure_of_policy
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus, Sample
 from stepwell.common.input_errors import explain_all
 from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError
@@ -101,6 +101,7 @@ class _Attempt:
         self._uid = uuid4().hex
         self._ref = f"{self._uid}/{prompt_uid}"
         self._started = time.monotonic()
+        self._exception = ""
 
     async def run(self, on_open: Callable[[], None]) -> RolloutResult:
         try:
@@ -132,7 +133,7 @@ class _Attempt:
 
     async def _end_failed(self, failure: BaseException) -> RolloutResult:
         why = str(failure)[:WHY_KEPT] if isinstance(failure, AgentFailed) else described(failure)
-        kind = failure_of_policy(failure, self._flow.retry_on)
+        kind, self._exception = failure_of_policy(failure, self._flow.retry_on), cause_of(failure)
         if kind is None:
             return await self._abort(why)
         reward = failure.reward if isinstance(failure, AgentFailed) else None
@@ -147,6 +148,7 @@ class _Attempt:
             channel=flow.channel,
             group_size=flow.group_size,
             metadata=portable(self._sample),
+            unfinished_reward=flow.failure_rewards.get(AgentFailure.TOO_LONG),
         )
         opened = await flow.gateway.open_trajectory(wanted)
         return Rollout(
@@ -163,7 +165,7 @@ class _Attempt:
         self, reward: float | None, failure: AgentFailure | None = None, why: str = ""
     ) -> RolloutResult:
         try:
-            status = await self._flow.gateway.complete_trajectory(self._ref, reward, failure or "")
+            status = await self._flow.gateway.complete_trajectory(self._ref, reward, failure or "", self._exception)
         except GatewayUnreachable as unreachable:
             return await self._abort(f"its last steps may be lost: {unreachable}")
         except StepwellError as refused:
@@ -172,7 +174,7 @@ class _Attempt:
 
     async def _abort(self, why: str) -> RolloutResult:
         try:
-            status = await self._flow.gateway.abort_trajectory(self._ref, why[:WHY_KEPT])
+            status = await self._flow.gateway.abort_trajectory(self._ref, why[:WHY_KEPT], exception=self._exception)
         except StepwellError as failure:
             return self._result(RolloutStatus.FAILED, why=f"{why}; and it could not be aborted: {failure}")
         return self._result(RolloutStatus(status), why=why)
@@ -193,6 +195,7 @@ class _Attempt:
             channel=self._flow.channel,
             reward=reward if status is RolloutStatus.COMPLETED else None,
             failure=failure,
+            exception=self._exception,
             why=why,
             seconds=time.monotonic() - self._started,
         )

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from stepwell.agents.flow import described, portable
+from stepwell.agents.outcome import is_machine_fault
 from stepwell.agents.rollout import Rollout, Sample
 from stepwell.common.async_calls import call
 from stepwell.common.processes import plain_environment, run_command
@@ -40,7 +41,8 @@ class ToolLoop:
     """The model calls tools until it answers without a call, or `max_turns` is reached.
 
     A tool is a function, sync or async; its signature and docstring tell the model how to call it. Its exceptions, and
-    arguments that cannot be parsed, are returned to the model.
+    arguments that cannot be parsed, are returned to the model; a fault of the machine, such as a full disk, ends the
+    rollout.
     """
 
     def __init__(
@@ -83,7 +85,9 @@ class ToolLoop:
             return f"there is no tool {name!r}; there are: {', '.join(self._tools)}"
         try:
             given = await call(tool, **orjson.loads(arguments or "{}"))
-        except Exception as failure:  # noqa: BLE001 - a tool may raise anything on the model's arguments
+        except Exception as failure:  # a tool may raise anything on the model's arguments
+            if is_machine_fault(failure):
+                raise
             return described(failure)
         return given if isinstance(given, str) else orjson.dumps(given, default=str).decode()
 

@@ -63,18 +63,19 @@ class GatewayClient:
             seconds=self._patience,
         )
 
-    async def complete_trajectory(self, ref: str, reward: float | None, failure: str = "") -> str:
+    async def complete_trajectory(self, ref: str, reward: float | None, failure: str = "", exception: str = "") -> str:
         """`ref` is trajectory_uid/prompt_uid. Returns the trajectory's status.
 
         Not repeated after GatewayUnreachable: a gateway that dies may lose the rollout's last steps, and the next one
         would complete the rollout without them.
         """
-        said = shapes.CompleteTrajectory(reward=reward, failure=failure)
+        said = shapes.CompleteTrajectory(reward=reward, failure=failure, exception=exception[:100])
         return await self._end(ref, "complete", said, self._patience, REPORTED)
 
-    async def abort_trajectory(self, ref: str, reason: str, patience: float | None = None) -> str:
+    async def abort_trajectory(self, ref: str, reason: str, patience: float | None = None, exception: str = "") -> str:
         wait = self._patience if patience is None else patience
-        return await self._end(ref, "abort", shapes.AbortTrajectory(reason=reason), wait, TEMPORARY)
+        said = shapes.AbortTrajectory(reason=reason, exception=exception[:100])
+        return await self._end(ref, "abort", said, wait, TEMPORARY)
 
     async def _end(self, ref: str, how: str, said: BaseModel, patience: float, temporary: Temporary) -> str:
         path = f"/{ref}/v1/{how}_trajectory"

@@ -14,6 +14,8 @@ Sample: TypeAlias = Mapping[str, Any]
 
 LAST_REWARDS = 200
 """Rewards in the mean."""
+ALARM_AMONG, ALARM_SHARE = 100, 0.1
+"""An exception is conspicuous if it ended more than this share of so many rollouts."""
 
 
 class RolloutStatus(StrEnum):
@@ -39,6 +41,8 @@ class RolloutResult:
     """What the agent returned, or the flow's reward for its failure; None if another part scores it."""
     failure: AgentFailure | None = None
     """How the policy failed; None if it did not."""
+    exception: str = ""
+    """The type of the exception that ended it; empty if none did, and for the failures that have names."""
     why: str = ""
     """What went wrong; empty if nothing."""
     seconds: float = 0.0
@@ -86,6 +90,10 @@ class RolloutCounts:
     """Failures of the policy; these rollouts are completed."""
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_REWARDS))
     """The last rewards of rollouts for training."""
+    exceptions: Counter[str] = field(default_factory=Counter)
+    """Rollouts that an exception ended, completed or not, by its type."""
+    last_exceptions: deque[str] = field(default_factory=lambda: deque(maxlen=ALARM_AMONG))
+    """Those of the last rollouts; empty for a rollout without one."""
     why: str = ""
     """The last failure."""
 
@@ -93,10 +101,21 @@ class RolloutCounts:
         self.rollouts[result.status] += 1
         if result.failure is not None:
             self.failures[result.failure] += 1
+        self.last_exceptions.append(result.exception)
+        if result.exception:
+            self.exceptions[result.exception] += 1
         if result.reward is not None and not is_validation:
             self.rewards.append(result.reward)
         if not result.is_completed:
             self.why = f"{result.status}: {result.why}" if result.why else str(result.status)
+
+    @property
+    def alarm(self) -> str:
+        """The type of exception that ended more than a tenth of the last rollouts: a fault of the machine that no table
+        knows looks like that. Empty if there is none."""
+        counts = Counter(filter(None, self.last_exceptions))
+        name, count = next(iter(counts.most_common(1)), ("", 0))
+        return name if count > ALARM_SHARE * ALARM_AMONG else ""
 
     def line(self, running: int, seconds: float) -> str:
         """One line for the terminal."""
@@ -113,6 +132,8 @@ class RolloutCounts:
         if self.failures:
             failures = ", ".join(f"{count} {failure}" for failure, count in sorted(self.failures.items()))
             parts.append(f"agents failed: {failures}")
+        if self.alarm:
+            parts.append(f"{self.last_exceptions.count(self.alarm)} of the last {ALARM_AMONG} ended by {self.alarm}")
         if failed := total - self.rollouts["completed"]:
             parts.append(f"{failed} not completed (last: {self.why[:100]})")
         return ", ".join(parts)

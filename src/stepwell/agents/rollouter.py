@@ -21,7 +21,7 @@ from stepwell.agents.dataset import Dataset
 from stepwell.agents.flow import AgentFlow
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.gateway_process import GatewayProcess
-from stepwell.agents.rollout import RolloutCounts, RolloutResult
+from stepwell.agents.rollout import ALARM_AMONG, RolloutCounts, RolloutResult
 from stepwell.agents.schedule import RolloutSchedule, RolloutStart, ScheduledGroup
 from stepwell.agents.validation import Validation, ValidationReport, ValidationRound
 from stepwell.common.progress import ProgressLine
@@ -34,6 +34,11 @@ PACE_EVERY = 0.1
 """Seconds between two requests for the pool's pacing."""
 SAY_WAITING_EVERY = 30.0
 """Seconds without a start after which the reason is logged, again and again."""
+ALARM = (
+    "%s ended more than a tenth of the last %d rollouts, the last one because: %s. If the machine or a service causes "
+    "it, mend that, and name the exception in retry_on= so that its rollouts are not trained; if the model causes it, "
+    "let the agent raise AgentFailed; see docs/agents.md"
+)
 VERSION_EVERY = 0.5
 """Seconds between two requests for the policy version, if there is validation."""
 
@@ -70,6 +75,10 @@ class AsyncRollouter:
         self._tasks: dict[RolloutStart, asyncio.Task[None]] = {}
         self._completed: dict[str, list[RolloutResult]] = {}
         """The completed rollouts of open groups, by prompt_uid."""
+        self._alarms = {""}
+        """Types of exceptions that were said to be frequent."""
+        self._refusal = ""
+        """Why the run cannot begin with these settings."""
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
@@ -96,6 +105,8 @@ class AsyncRollouter:
                 await self._changed.wait()
             for task in others:
                 task.cancel()
+        if self._refusal:
+            raise BadRequest(self._refusal)
         return self.counts
 
     def _new_schedule(self, groups: int | None) -> RolloutSchedule:
@@ -129,6 +140,8 @@ class AsyncRollouter:
             schedule.pacing_requested()
             try:
                 pace = await gateway.pacing(self._flow.channel)
+                if self._refuse_timeouts(pace.group_deadline):
+                    return self.stop()
                 schedule.pacing_received(pace)
                 if not pace.waits_for:
                     said_at = time.monotonic()
@@ -146,6 +159,18 @@ class AsyncRollouter:
                     log.warning("no rollouts are started for now: %s", trouble)
             self._changed.set()
             await asyncio.sleep(PACE_EVERY)
+
+    def _refuse_timeouts(self, deadline: float | None) -> str:
+        """Why a flow's timeout does not fit the pool's deadline; empty if all fit."""
+        flows = [self._flow, *([self._validation.flow] if self._validation else [])]
+        longest = max(flow.timeout for flow in flows)
+        if deadline is not None and longest >= deadline:
+            self._refusal = (
+                f"a rollout may take {longest:g} s (timeout=), and the pool ends every group after {deadline:g} s "
+                "(--group-deadline), as if the rollouts that still run had failed: give the flow a shorter timeout, or "
+                "the pool a longer deadline"
+            )
+        return self._refusal
 
     def _validate_if_due(self, schedule: RolloutSchedule, validation: Validation, version: int | None) -> None:
         """At the start, then each time the version has grown by `every`. An unknown version counts as 0: the weights
@@ -187,6 +212,9 @@ class AsyncRollouter:
 
     def _note(self, start: RolloutStart, result: RolloutResult) -> None:
         self.counts.add(result, is_validation=start.is_validation)
+        if (alarm := self.counts.alarm) not in self._alarms:
+            self._alarms.add(alarm)
+            log.warning(ALARM, alarm, ALARM_AMONG, result.why)
         if result.is_completed:
             self._completed.setdefault(start.prompt.uid, []).append(result)
         else:

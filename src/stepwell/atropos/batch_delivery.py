@@ -91,7 +91,7 @@ class BatchDelivery:
         )
         if filled is None:
             return None
-        groups = groups_from_columns(filled.columns, filled.group_sizes)
+        groups = groups_from_columns(filled.columns, filled.group_sizes, filled.left_out)
         return StreamedResponse(
             arrow_parts(groups) if as_arrow else batch_parts(groups),
             settle=self._return_if_lost(filled) if request.lease else self._settle_on_arrival(filled, registry),

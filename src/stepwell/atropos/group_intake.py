@@ -3,9 +3,9 @@
 Invariants:
 - A group is taken completely or not at all, and once, even if it is sent several times, to several servers.
 - A sender is answered after the pool has the group.
-- The pool recognises a group that is sent again, so a server need not remember it. A group is identified by its
-  Idempotency-Key as long as the pool remembers it, or else by its content for two to three minutes: an environment may
-  produce the same tokens again an hour later.
+- Only an Idempotency-Key says that two groups are one, and the pool recognises them, so a server need not remember it.
+  Equal content says nothing: where answers are short, most groups of a prompt are equal, and to drop them would change
+  the distribution that is trained.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Literal, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 import orjson
@@ -49,11 +50,6 @@ PIECE = 1024
 """Sequences of one request that are packed and sent at a time, unless a single group has more."""
 MAX_SEQUENCES = 2**14
 """In one request: some seconds of work."""
-PERIOD = 60.0
-"""Seconds. The names of rollouts contain the number of the period in which they came."""
-SAME_PERIODS = (-2, -1, 1)
-"""The same content in these periods, counted from the present one, is the same group. The last one is for servers whose
-clocks differ."""
 DIGEST_DIGITS = 32
 
 
@@ -130,37 +126,23 @@ def _with_env_id(group: ScoredGroup, env_id: str | None) -> ScoredGroup:
     return replace(group, env_id=int(env_id))
 
 
-class GroupName(NamedTuple):
-    """How the pool knows a group. The same group sent again has the same prompt_uid, so it comes to the same shard."""
-
-    prompt_uid: str
-    period: int | None = None
-    """When it came, if it is identified by its content."""
-
-    def rollouts(self, count: int) -> dict[str, tuple[str, ...]]:
-        """The trajectory_uids of its rollouts, each with those that it has if it was sent before."""
-        if self.period is None:
-            return {f"{self.prompt_uid}-{place}": () for place in range(count)}
-        names = [f"{self.prompt_uid}-{self.period + later}" for later in (0, *SAME_PERIODS)]
-        return {f"{names[0]}-{place}": tuple(f"{name}-{place}" for name in names[1:]) for place in range(count)}
+def name_by_key(channel: str, key: str, place: int) -> str:
+    """The prompt_uid of the group at this place in the request with this key. The same group sent again has the same
+    one, so it comes to the same shard."""
+    named = orjson.dumps([channel, key, place])
+    return f"scored-{hashlib.sha256(named, usedforsecurity=False).hexdigest()[:DIGEST_DIGITS]}"
 
 
-def name_by_key(channel: str, key: str, place: int) -> GroupName:
-    """The name of the group at this place in the request with this key."""
-    return GroupName(_digest(orjson.dumps([channel, key, place])))
-
-
-def name_by_content(channel: str, group: ScoredGroup, reset_at: float, now: float) -> GroupName:
-    """`now` is in wall-clock seconds, so that it is the same for all servers. What was sent before a reset of the
-    channel is another group."""
-    return GroupName(content_digest(channel, group, reset_at), int(now // PERIOD))
+def new_name() -> str:
+    """The prompt_uid of a group without a key."""
+    return f"scored-{uuid4().hex}"
 
 
 class NamedGroup(NamedTuple):
     """A group as it goes to the pool."""
 
     group: ScoredGroup
-    name: GroupName
+    prompt_uid: str
     channel: str
     source: str
 
@@ -169,10 +151,9 @@ class NamedGroup(NamedTuple):
         return len(self.group.tokens) + SEQUENCE_WEIGHT * len(self.group)
 
     def registrations(self) -> Iterator[Registration]:
-        for uid, others in self.name.rollouts(len(self.group)).items():
-            yield Registration(
-                uid, self.name.prompt_uid, self.channel, len(self.group), source=self.source, other_uids=others
-            )
+        size = len(self.group)
+        for place in range(size):
+            yield Registration(f"{self.prompt_uid}-{place}", self.prompt_uid, self.channel, size, source=self.source)
 
 
 class GroupIntake:
@@ -182,7 +163,6 @@ class GroupIntake:
         self.latest: dict[str, ScoredGroup] = {}
         """The newest group of each channel."""
         self._metrics = metrics
-        self._wall_clock = wall_clock
         self._sender = GroupSender(pool, wall_clock)
         self.reading = self._sender.reading
 
@@ -194,10 +174,8 @@ class GroupIntake:
         repeated: list[bool] = []
         for piece in _pieces(groups):
             names = [
-                name_by_content(channel, group, registry.reset_at, self._wall_clock())
-                if key is None
-                else name_by_key(channel, key, place)
-                for place, group in enumerate(piece, start=len(repeated))
+                new_name() if key is None else name_by_key(channel, key, place)
+                for place in range(len(repeated), len(repeated) + len(piece))
             ]
             found = await self._submit_piece(channel, registry, piece, names, now)
             if SubmitVerdict.FULL in set().union(*found):
@@ -209,7 +187,7 @@ class GroupIntake:
         return repeated
 
     async def _submit_piece(
-        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[GroupName], now: float
+        self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], names: Sequence[str], now: float
     ) -> list[set[SubmitVerdict]]:
         """The verdicts on each group."""
         named = []
@@ -286,7 +264,7 @@ class GroupSender:
         registrations = [registration for group in groups for registration in group.registrations()]
         columns = columns_from_groups(
             [named.group for named in groups],
-            [named.name.prompt_uid for named in groups],
+            [named.prompt_uid for named in groups],
             [registration.trajectory_uid for registration in registrations],
             sources=[named.source for named in groups],
             policy_version=self._pool.policy_version,
@@ -296,25 +274,3 @@ class GroupSender:
             self._left_out.note(registration.channel or TRAIN, [reason])
         verdicts = iter(await self._pool.submit_columns(columns, registrations))
         return [[next(verdicts) for named in part for _ in range(len(named.group))] for part in message]
-
-
-def content_digest(channel: str, group: ScoredGroup, reset_at: float = 0.0) -> str:
-    small = [
-        channel,
-        reset_at,
-        group.env_id,
-        group.extras,
-        list(group.extras_N),
-        list(group.policy_versions),
-        group.lengths_N,
-    ]
-    arrays = [group.tokens, group.trained, group.scores_N] + ([] if group.logprobs is None else [group.logprobs])
-    parts = [np.ascontiguousarray(array).view(np.uint8).data for array in arrays]
-    return _digest(orjson.dumps(small, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_SORT_KEYS), *parts)
-
-
-def _digest(*parts: bytes | memoryview) -> str:
-    digest = hashlib.sha256(usedforsecurity=False)
-    for part in parts:
-        digest.update(part)
-    return f"scored-{digest.hexdigest()[:DIGEST_DIGITS]}"

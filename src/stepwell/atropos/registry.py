@@ -55,8 +55,6 @@ class Registry:
     step: int = 0
     environments: list[RegisteredEnv] = field(default_factory=list)
     """By number."""
-    reset_at: float = 0.0
-    """When the channel was last reset, in wall-clock seconds."""
 
     def register(self, trainer: TrainerRegistration) -> None:
         """The same registration again changes nothing. A different one replaces it and sets the step."""
@@ -134,8 +132,8 @@ class Registries:
         """The channel's registry; an empty one that is not kept if nobody has registered."""
         return self._channels.get(channel) or Registry()
 
-    def reset(self, channel: str, wall_clock: float) -> None:
-        self._channels[channel] = Registry(reset_at=wall_clock)
+    def reset(self, channel: str) -> None:
+        self._channels[channel] = Registry()
 
     async def save(self) -> None:
         if self._file is not None:

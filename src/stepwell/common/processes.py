@@ -59,6 +59,12 @@ OnLogLine: TypeAlias = Callable[[int, str], None]
 class CommandFailed(Exception):
     """A command could not be started, or failed; the text has its last lines."""
 
+    def __init__(self, why: str, *, code: int | None = None, last_line: str = "") -> None:
+        """`code` is its exit code, None if it could not be started; `last_line` is the last one of its stderr."""
+        super().__init__(why)
+        self.code = code
+        self.last_line = last_line
+
 
 class ChildProcess:
     """Made inside an event loop; whoever makes it closes it. OSError if it cannot be started."""
@@ -155,7 +161,8 @@ async def run_command(command: Sequence[str], *, env: Mapping[str, str], stdin: 
     finally:
         await child.close()
     if code != 0:
-        raise CommandFailed(f"{command[0]} ended with {exit_text(code)}: {str(stderr) or stdout}")
+        why = f"{command[0]} ended with {exit_text(code)}: {str(stderr) or stdout}"
+        raise CommandFailed(why, code=code, last_line=str(stderr).rpartition("\n")[2])
     return str(stdout)
 
 

@@ -14,7 +14,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "stepwell doctor --engine http://127.0.0.1:8001 --harness claude-code",
     ),
     "pool": (
-        "stepwell pool --journal /var/lib/stepwell --max-staleness 4 --group-deadline 600",
+        "stepwell pool --journal /var/lib/stepwell --max-staleness 4 --group-deadline 1800",
         "stepwell pool --name data_pool --shards 8 --journal /var/lib/stepwell",
     ),
     "gateway": (

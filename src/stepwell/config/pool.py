@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from stepwell.config.sections import Duration, Listed, RaySection
@@ -12,6 +12,9 @@ from stepwell.pool.api.staleness import STALENESS_RULES
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts itself, on every node."""
+
+PARSED = {"overflow", "on_deadline", "on_reward_failure", "unfinished_reward"}
+"""Settings that have another form in Limits."""
 
 
 class PoolSettings(RaySection):
@@ -50,6 +53,8 @@ class PoolSettings(RaySection):
     """Seconds that a group may take to complete."""
     on_deadline: Literal["partial", "drop", "refill"] = "partial"
     """What happens at the deadline: ship the group partial, drop it, or refill it."""
+    unfinished_reward: FiniteFloat | Literal["drop"] = 0.0
+    """Reward of a rollout that is open at its group's deadline; drop: it is not trained, and fills no place."""
     min_group_size: int = Field(default=1, ge=1)
     """The fewest trajectories with which a partial group is shipped."""
     max_staleness: int | None = Field(default=None, ge=0)
@@ -79,7 +84,8 @@ class PoolSettings(RaySection):
 
     def limits(self) -> Limits:
         return Limits(
-            **self.model_dump(include=set(Limits.__slots__) - {"overflow", "on_deadline", "on_reward_failure"}),
+            **self.model_dump(include=set(Limits.__slots__) - PARSED),
+            unfinished_reward=None if self.unfinished_reward == "drop" else self.unfinished_reward,
             overflow=Overflow(self.overflow),
             on_deadline=OnDeadline(self.on_deadline),
             on_reward_failure=OnRewardFailure(self.on_reward_failure),

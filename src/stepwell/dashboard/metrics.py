@@ -85,6 +85,11 @@ METRICS = (
     ),
     _one("uniform_groups", "Groups handed out in which all rollouts were equal.", lambda stats: stats.uniform_groups),
     _one("grace_steps", "Steps taken in shortly after a completion.", lambda stats: stats.in_grace),
+    _one(
+        "unfinished_rollouts",
+        "Rollouts completed as failures because they were open at their group's deadline.",
+        lambda stats: stats.unfinished,
+    ),
     _one("sessions_open", "Sessions of live users whose trajectory is open.", lambda stats: stats.sessions.open),
     _one(
         "sessions_deferred",

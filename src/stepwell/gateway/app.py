@@ -170,7 +170,7 @@ def create_app(
     known.on_forget = forget_turns
     register_readings(metrics, calls, engines, outbox, spool)
     register_pool_readings(metrics, known, link)
-    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement, calls.quotas)
+    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement, calls.quotas, metrics)
 
     work = BackgroundWork(
         pool=pool,

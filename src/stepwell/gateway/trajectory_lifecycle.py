@@ -1,5 +1,6 @@
 """How a black-box rollout or a session begins and ends at this gateway."""
 
+import logging
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from uuid import uuid4
@@ -14,6 +15,7 @@ from stepwell.gateway.call_placement import (
     CallPlacement,
     check_uids,
 )
+from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.recording.outbox import Outbox
@@ -22,6 +24,8 @@ from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, RewardGiven, TrajectoryRef
 from stepwell.pool.api.sessions import CLIENT, session_prompt_uid
 from stepwell.wire import gateway_api
+
+log = logging.getLogger("stepwell.gateway")
 
 LEAVING_SECONDS = 1.0
 """How long a completion waits for calls in flight: an agent whose time is over leaves its call at the same moment."""
@@ -64,6 +68,7 @@ class TrajectoryLifecycle:
     sessions: LiveSessions
     placement: CallPlacement
     quotas: CallQuotas
+    metrics: GatewayMetrics
 
     async def open(self, wanted: gateway_api.InitTrajectory, root: str, caller: Caller) -> gateway_api.TrajectoryOpened:
         """`root` is the gateway's own address as the caller knows it, with a slash at its end. With a session key, a
@@ -180,6 +185,7 @@ class TrajectoryLifecycle:
             )
         ending = await self.pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward, wanted.failure)
         self.known.forget(ref.trajectory_uid)
+        self.metrics.rollout_ended(wanted.exception)
         return gateway_api.TrajectoryEnded(status=ending)
 
     async def flush(self, trajectory_uid: str) -> None:
@@ -195,9 +201,13 @@ class TrajectoryLifecycle:
         if called := self.known.sessions_in_flight(trajectory_uid):
             await self.sessions.report(called)  # last, so that the session is not idle when the pool looks again
 
-    async def abort(self, ref: TrajectoryRef, caller: Caller) -> gateway_api.TrajectoryEnded:
+    async def abort(
+        self, ref: TrajectoryRef, wanted: gateway_api.AbortTrajectory, caller: Caller
+    ) -> gateway_api.TrajectoryEnded:
         ref = await self.last(ref, caller)
         await self.outbox.settle(ref.trajectory_uid)
         ending = await self.pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
         self.known.forget(ref.trajectory_uid)
+        self.metrics.rollout_ended(wanted.exception)
+        log.info("trajectory %s was aborted: %s", ref.trajectory_uid, wanted.reason or "no reason given")
         return gateway_api.TrajectoryEnded(status=ending)

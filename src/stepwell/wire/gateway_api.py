@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from stepwell.pool.api.consent import CONSENT
-from stepwell.pool.api.producing import LAST_STEP, EndResult
+from stepwell.pool.api.producing import LAST_STEP, UNFINISHED_REWARD, EndResult
 from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.steps.sampling import MULTIMODAL
@@ -106,13 +106,16 @@ class InitTrajectory(GatewayBody):
     consent: ConsentGiven | None = None
     retention_seconds: FiniteFloat | None = Field(default=None, gt=0)
     """How long the data is kept, if that is less than the pool keeps data."""
+    unfinished_reward: FiniteFloat | None = None
+    """The reward of the rollout if it is open at its group's deadline; without it, the pool's."""
 
     @property
     def all_metadata(self) -> dict[str, Any]:
         """With what the pool reads in it."""
         consent = {} if self.consent is None else {CONSENT: self.consent.model_dump()}
         retention = {} if self.retention_seconds is None else {RETENTION: self.retention_seconds}
-        return {**self.metadata, **consent, **retention}
+        unfinished = {} if self.unfinished_reward is None else {UNFINISHED_REWARD: self.unfinished_reward}
+        return {**self.metadata, **consent, **retention, **unfinished}
 
 
 class TrajectoryOpened(GatewayBody):
@@ -142,17 +145,24 @@ class RegisterTrajectory(GatewayBody):
     metadata: JsonFields = {}
 
 
+ExceptionName = Annotated[str, Field(max_length=100, pattern=r"^[\w.]*$")]
+
+
 class CompleteTrajectory(GatewayBody):
     reward: FiniteFloat | None = None
     channel: ChannelName | None = None
     failure: str = Field(default="", max_length=200)
     """How the policy failed, if it did: too_long, for example. Then the rollout counts in its group with its reward
     even if no call of it was recorded. It becomes `ended_by` in the metadata."""
+    exception: ExceptionName = ""
+    """The type of the exception that ended it, if one did; it is counted."""
 
 
 class AbortTrajectory(GatewayBody):
     reason: str = ""
     """Why the rollout failed; it is logged."""
+    exception: ExceptionName = ""
+    """The type of the exception that ended it, if one did; it is counted."""
 
 
 class TrajectoryEnded(GatewayBody):
@@ -296,6 +306,8 @@ class PacingNow(GatewayBody):
     queued: int
     refills: list[RefillWanted]
     """Groups whose deadline has passed, and how many more rollouts each needs."""
+    group_deadline: float | None = None
+    """Seconds that a group may take to complete."""
     missing: list[str] = []
     """Shards of the pool that did not answer. Their last known numbers are counted."""
 

@@ -5,12 +5,15 @@ response. A trajectory of several steps, which an agent recorded, becomes one se
 
 Invariants:
 - `groups_from_columns(columns_from_group(g))` gives what was sent, with log-probabilities as float32.
+- A sequence has its own advantages where those that a trainer computes from the scores would be wrong: a rollout is
+  several sequences, or rollouts of the group are left out.
 - A prompt has at least one token, so that every trained token has a context. If an environment trains the first token,
   or gives log-probabilities before it, the extras record that.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
@@ -18,8 +21,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from stepwell.steps.advantages import group_advantages
 from stepwell.steps.columns import Columns, cut, make_columns
 from stepwell.steps.layout import IndexArray, offsets, trajectories_of
+from stepwell.steps.left_out import NOTHING_LEFT_OUT, LeftOutSteps, whole_groups
 from stepwell.steps.rows import NO_VERSION, merge_rows
 from stepwell.steps.sampling import read_temperature, untrainable_reason
 from stepwell.steps.step import GRADES, BoolArray, FloatArray, Json, JsonObject, ids_array
@@ -94,9 +99,12 @@ def columns_from_groups(
     return make_columns(count, values)
 
 
-def groups_from_columns(columns: Columns, group_sizes: Sequence[int]) -> Iterator[ScoredGroup]:
+def groups_from_columns(
+    columns: Columns, group_sizes: Sequence[int], left_out: LeftOutSteps = NOTHING_LEFT_OUT
+) -> Iterator[ScoredGroup]:
     """The groups of a batch, by their numbers of steps. Each is made when it is asked for."""
-    return map(_group, cut(columns, group_sizes))
+    for place, part in enumerate(cut(columns, group_sizes)):
+        yield _group(part, left_out.chosen(np.flatnonzero(left_out.group_of_E == place)))
 
 
 def _joined(parts: Sequence[NDArray[D]]) -> NDArray[D]:
@@ -192,10 +200,31 @@ def _unusual_prompts(logprobs: FloatArray, starts_N: IndexArray, middles_N: Inde
     return places
 
 
-def _group(columns: Columns) -> ScoredGroup:
-    if len(set(columns.trajectory_uids)) == len(columns):
-        return _of_single_steps(columns)
-    return _of_trajectories(columns)
+def _group(columns: Columns, left_out: LeftOutSteps) -> ScoredGroup:
+    uids = list(dict.fromkeys(columns.trajectory_uids))
+    if len(uids) == len(columns):
+        group, trajectory_of_R = _of_single_steps(columns), np.arange(len(uids))
+    else:
+        group, trajectory_of_R = _of_trajectories(columns)
+    returns_T = np.empty(len(uids))
+    returns_T[trajectory_of_R] = group.scores_N
+    left_out = replace(left_out, group_of_E=np.zeros(len(left_out), np.int64))
+    whole = whole_groups(left_out, uids, np.zeros(len(uids), np.int64), returns_T)
+    if len(whole.returns_T) == len(group):
+        return group
+    advantages_T = group_advantages(whole.returns_T, whole.group_of_T)
+    return replace(group, extras_N=_with_advantages(group, advantages_T[trajectory_of_R]))
+
+
+def _with_advantages(group: ScoredGroup, advantages_R: NDArray[np.float64]) -> list[JsonObject]:
+    """One for each token, as Atropos defines them: 0 where it is not trained. An unscored rollout has none."""
+    spans = pairwise(offsets(group.lengths_N).tolist())
+    return [
+        own
+        if math.isnan(advantage)
+        else {"advantages": np.where(group.trained[start:end], advantage, 0.0).tolist(), **own}
+        for own, (start, end), advantage in zip(group.extras_N, spans, advantages_R.tolist(), strict=True)
+    ]
 
 
 def _of_single_steps(columns: Columns) -> ScoredGroup:
@@ -249,8 +278,9 @@ def _oldest_versions(columns: Columns) -> list[int]:
     ]
 
 
-def _of_trajectories(columns: Columns) -> ScoredGroup:
-    """A group that agents recorded, as merged rows. It has none of the fields that only environments send."""
+def _of_trajectories(columns: Columns) -> tuple[ScoredGroup, IndexArray]:
+    """A group that agents recorded, as merged rows, and the rollout of each. It has none of the fields that only
+    environments send."""
     trajectory_of_S = trajectories_of(columns.trajectory_uids, ids_array([len(columns)]))
     rows = merge_rows(columns, trajectory_of_S, np.zeros(len(set(columns.trajectory_uids)), np.int64))
     lengths_N = np.diff(rows.offsets_R)
@@ -261,7 +291,7 @@ def _of_trajectories(columns: Columns) -> ScoredGroup:
     grades = [[columns.exactness[step] for step in steps] for steps in rows.steps_of_R]
     own_extras: list[dict[str, Json]] = [{} for _ in range(len(rows))]
     _add_temperatures(own_extras, [_common(columns.temperatures_S[steps]) for steps in rows.steps_of_R])
-    return ScoredGroup(
+    group = ScoredGroup(
         tokens=rows.tokens,
         trained=rows.loss_mask,
         logprobs=logprobs,
@@ -273,6 +303,7 @@ def _of_trajectories(columns: Columns) -> ScoredGroup:
         extras={},
         env_id=None,
     )
+    return group, rows.trajectory_of_R
 
 
 def _add_temperatures(extras: Sequence[dict[str, Json]], temperatures: Sequence[float]) -> None:

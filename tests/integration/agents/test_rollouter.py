@@ -10,6 +10,7 @@ import pytest
 
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.dataset import Dataset
+from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus
 from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.agents.validation import Validation, ValidationReport
@@ -44,8 +45,10 @@ class WatchedPool(LocalPool):
         self.most = max(self.most, now.in_flight + now.queued)
 
 
-def rollouter_of(url: str, agent: Agent = answering, *, group_size: int = 4, **settings: Any) -> AsyncRollouter:
-    flow = BlackBoxAgentFlow(url, agent, group_size=group_size)
+def rollouter_of(
+    url: str, agent: Agent = answering, *, group_size: int = 4, timeout: float = 90.0, **settings: Any
+) -> AsyncRollouter:
+    flow = BlackBoxAgentFlow(url, agent, group_size=group_size, timeout=timeout)
     return AsyncRollouter(flow, Dataset(SAMPLES), gateway=url, **settings)
 
 
@@ -188,22 +191,67 @@ async def test_a_group_that_is_given_up_leaves_nothing_in_the_pool(gateway: str,
     assert (stats.groups, stats.dropped["aborted"].steps) == (0, 5)
 
 
-async def test_a_group_over_its_deadline_is_filled_up_again(engine: FakeEngine) -> None:
-    pool = LocalPool(group_deadline=100.0, on_deadline=OnDeadline.REFILL)
-    stuck: list[asyncio.Event] = []
+class FirstIsStuck:
+    """An agent whose first rollout goes on after the others have ended."""
 
-    async def agent(rollout: Rollout) -> float:
+    def __init__(self) -> None:
+        self.go_on: asyncio.Event | None = None
+
+    async def __call__(self, rollout: Rollout) -> float:
         await ask(rollout)
-        if not stuck:
-            stuck.append(asyncio.Event())
-            await stuck[0].wait()
+        if self.go_on is None:
+            self.go_on = asyncio.Event()
+            await self.go_on.wait()
         return 1.0
 
+    def release(self) -> None:
+        assert self.go_on is not None
+        self.go_on.set()
+
+
+async def test_a_rollout_that_is_open_at_the_deadline_is_a_failure_in_its_group(engine: FakeEngine) -> None:
+    pool, agent = LocalPool(group_deadline=100.0, unfinished_reward=-1.0), FirstIsStuck()
+    async with serve_gateway(pool, [engine.url]) as url, running(rollouter_of(url, agent), groups=1) as run:
+        await until(lambda: pool.rules.pacing("train").queued == 3, "all but the one that is stuck")
+        pool.advance_to(101.0)
+        await until(lambda: ready(pool) == 1, "the deadline to end the group")
+        agent.release()
+        tally = await run
+    assert tally.rollouts == Counter(completed=3, late=1)
+    assert sorted(step.reward or 0.0 for step in pool.taken()) == [-1.0, 1.0, 1.0, 1.0]
+    assert pool.rules.stats().unfinished == 1
+
+
+async def test_a_rollout_brings_the_reward_of_its_flow_for_taking_too_long(engine: FakeEngine) -> None:
+    pool, agent = LocalPool(group_deadline=100.0), FirstIsStuck()
+    async with serve_gateway(pool, [engine.url]) as url:
+        flow = BlackBoxAgentFlow(url, agent, group_size=2, timeout=90.0, failure_rewards={AgentFailure.TOO_LONG: -2.0})
+        async with running(AsyncRollouter(flow, Dataset(SAMPLES), gateway=url), groups=1) as run:
+            await until(lambda: pool.rules.pacing("train").queued == 1, "the one that is not stuck")
+            pool.advance_to(101.0)
+            await until(lambda: ready(pool) == 1, "the deadline to end the group")
+            agent.release()
+            await run
+    assert sorted(step.reward or 0.0 for step in pool.taken()) == [-2.0, 1.0]
+
+
+@pytest.mark.parametrize("timeout", [100.0, 600.0])
+async def test_a_timeout_that_the_pools_deadline_never_lets_pass_is_refused(engine: FakeEngine, timeout: float) -> None:
+    pool = LocalPool(group_deadline=100.0)
+    async with serve_gateway(pool, [engine.url]) as url:
+        with pytest.raises(BadRequest, match=r"may take \d+ s .* ends every group after 100 s \(--group-deadline\)"):
+            await rollouter_of(url, timeout=timeout).run(groups=1)
+    assert engine.request_count == 0
+
+
+async def test_a_group_over_its_deadline_is_filled_up_again(engine: FakeEngine) -> None:
+    pool = LocalPool(group_deadline=100.0, on_deadline=OnDeadline.REFILL, unfinished_reward=None)
+    agent = FirstIsStuck()
     async with serve_gateway(pool, [engine.url]) as url, running(rollouter_of(url, agent), groups=1) as run:
         await until(lambda: pool.rules.pacing("train").queued == 3, "all but the one that is stuck")
         pool.advance_to(101.0)
         await until(lambda: ready(pool) == 1, "the group to be filled up")
-        stuck[0].set()
+        agent.release()
         tally = await run
     assert tally.rollouts == Counter(completed=4, late=1)
     assert len(pool.taken()) == 4

@@ -95,27 +95,24 @@ async def test_terms_that_make_no_sense_are_refused(client: httpx.AsyncClient, q
     assert (await client.get(f"/batch?{query}")).status_code == 422
 
 
-async def test_a_group_sent_again_is_taken_once(client: httpx.AsyncClient, pool: LocalPool) -> None:
+async def test_a_group_sent_again_under_its_key_is_taken_once(client: httpx.AsyncClient, pool: LocalPool) -> None:
+    async def send(first: int) -> httpx.Response:
+        return await client.post("/scored_data", json=scored_group(first), headers={"Idempotency-Key": f"{first}"})
+
     await client.post("/register", json=TRAINER)
     again = {"status": "received", "duplicate": True}
     for expected in ({"status": "received"}, again, again):
-        assert (await client.post("/scored_data", json=scored_group(1))).json() == expected
+        assert (await send(1)).json() == expected
     pool.transport.loses_answers = 1
-    assert (await client.post("/scored_data", json=scored_group(2))).status_code == 503
-    assert (await client.post("/scored_data", json=scored_group(2))).json() == again
+    assert (await send(2)).status_code == 503
+    assert (await send(2)).json() == again
     assert firsts((await client.get("/batch")).json()["batch"]) == [1, 2]
-    assert (await client.post("/scored_data", json=scored_group(2))).json() == again, "it was trained by now"
-    answer = await client.post("/scored_data_list", json=[scored_group(2), scored_group(3)])
-    assert answer.json() == {"status": "received", "groups_processed": 2, "duplicates": 1}
-    assert (await client.get("/status")).json() == {"current_step": 1, "queue_size": 1}
-
-
-@pytest.mark.parametrize(
-    "change", [{"scores": [0.0, 2.0]}, {"env_id": 3}, {"images": ["a"]}, {"inference_logprobs": None}]
-)
-async def test_a_group_that_differs_in_anything_is_another(client: httpx.AsyncClient, change: dict[str, Any]) -> None:
-    for body in (scored_group(1), scored_group(1, **change)):
-        assert (await client.post("/scored_data", json=body)).json() == {"status": "received"}
+    assert (await send(2)).json() == again, "it was trained by now"
+    groups, list_key = [scored_group(2), scored_group(3)], {"Idempotency-Key": "list"}
+    for count in ({}, {"duplicates": 2}):
+        answer = await client.post("/scored_data_list", json=groups, headers=list_key)
+        assert answer.json() == {"status": "received", "groups_processed": 2, **count}
+    assert (await client.get("/status")).json() == {"current_step": 1, "queue_size": 2}
 
 
 async def test_a_key_tells_repeats_from_equal_groups(client: httpx.AsyncClient) -> None:

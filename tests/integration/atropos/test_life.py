@@ -215,7 +215,7 @@ async def test_metrics_count_groups_batches_and_environments(client: httpx.Async
     await start_training(client)
     await join(client)
     for first in (0, 0, 1):
-        await client.post("/scored_data", json=scored_group(first))
+        await client.post("/scored_data", json=scored_group(first), headers={"Idempotency-Key": f"{first}"})
     await client.get("/batch")
     shown = (await client.get("/metrics")).text
     for line in (

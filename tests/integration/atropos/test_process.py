@@ -47,11 +47,13 @@ def test_from_registering_to_a_batch_over_real_ray(start_server: StartServer, da
         assert client.get("/batch").json() == {"batch": None}
         env_id = client.post("/register-env", json=ENVIRONMENT).json()["env_id"]
         groups = [scored_group(first, env_id=env_id, messages=[[], []]) for first in range(5)]
-        for group in groups[:3]:
-            assert client.post("/scored_data", json=group).json() == {"status": "received"}
+        for key, group in enumerate(groups[:3]):
+            answer = client.post("/scored_data", json=group, headers={"Idempotency-Key": f"{key}"})
+            assert answer.json() == {"status": "received"}
         body, headers = groups_to_arrow(map(group_from_json, groups[3:])), {"content-type": MEDIA_TYPE}
         assert client.post("/scored_data_list", content=body, headers=headers).json()["groups_processed"] == 2
-        assert client.post("/scored_data", json=groups[0]).json() == {"status": "received", "duplicate": True}
+        again = client.post("/scored_data", json=groups[0], headers={"Idempotency-Key": "0"})
+        assert again.json() == {"status": "received", "duplicate": True}
         assert status_of(server.url, env_id)["self_queue_size"] == 5
         batch = client.get("/batch").json()["batch"]
         assert firsts(batch) == [0, 1]

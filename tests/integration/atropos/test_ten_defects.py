@@ -113,14 +113,7 @@ async def test_2_what_is_no_number_is_refused_where_it_comes_in(server: AtroposC
 # -- 3: a POST that is sent again is taken again ----------------------------------------------------------------------
 
 
-async def test_3_a_group_that_is_sent_again_is_taken_once(server: AtroposClient) -> None:
-    await server.register()
-    await server.send(make_group(1))
-    assert (await server.post(make_group(1))).json() == {"status": "received", "duplicate": True}
-    assert (await server.status())["queue_size"] == 1
-
-
-async def test_3_the_same_group_under_another_key_is_another_group(server: AtroposClient) -> None:
+async def test_3_a_group_is_taken_once_under_one_key_and_again_under_another(server: AtroposClient) -> None:
     await server.register()
     for key in ("a", "a", "b"):
         await server.client.post("/scored_data", json=make_group(1), headers={"Idempotency-Key": key})

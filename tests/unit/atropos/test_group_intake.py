@@ -8,16 +8,12 @@ import pytest
 
 from stepwell.atropos.group_intake import (
     MAX_MESSAGE_TOKENS,
-    PERIOD,
     PIECE,
     SEQUENCE_WEIGHT,
     GroupIntake,
-    GroupName,
     GroupReader,
     GroupSender,
     NamedGroup,
-    content_digest,
-    name_by_content,
     name_by_key,
 )
 from stepwell.atropos.http import AtroposRequest
@@ -49,7 +45,7 @@ class SlowPool(LocalPool):
 
 def named_group(name: str, size: int) -> list[NamedGroup]:
     group = group_from_json({"tokens": [[1, 2]] * size, "masks": [[-100, 2]] * size, "scores": [0] * size})
-    return [NamedGroup(group, GroupName(name), "train", "")]
+    return [NamedGroup(group, name, "train", "")]
 
 
 async def test_what_comes_while_a_message_is_under_way_goes_with_the_next() -> None:
@@ -165,49 +161,11 @@ def group(**changes: Any) -> ScoredGroup:
     return group_from_json({**sent, **changes})
 
 
-def test_a_key_names_the_same_rollouts_for_ever_in_every_server() -> None:
+def test_a_key_names_the_same_group_for_ever_in_every_server() -> None:
     name = name_by_key("train", "key", 0)
     assert name == name_by_key("train", "key", 0)
-    assert name.rollouts(2) == {f"{name.prompt_uid}-0": (), f"{name.prompt_uid}-1": ()}
     others = {name_by_key(*other) for other in (("judge", "key", 0), ("train", "yek", 0), ("train", "key", 1))}
     assert len(others | {name}) == 4
-
-
-@pytest.mark.parametrize(
-    ("later", "is_same"), [(0.0, True), (PERIOD, True), (2 * PERIOD, True), (-1.0, True), (3 * PERIOD, False)]
-)
-def test_the_same_content_names_the_same_rollouts_for_a_while(later: float, is_same: bool) -> None:
-    began = 1_000 * PERIOD
-    (first,) = name_by_content("train", group(), 0.0, began).rollouts(1)
-    ((again, others),) = name_by_content("train", group(), 0.0, began + later).rollouts(1).items()
-    assert (first in (again, *others)) is is_same
-
-
-def test_what_was_sent_before_a_reset_is_another_group() -> None:
-    names = {name_by_content("train", group(), reset_at, PERIOD).prompt_uid for reset_at in (0.0, 1.0)}
-    assert len(names) == 2
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"tokens": [[1, 2], [3, 5]]},
-        {"tokens": [[1, 2, 3], [4]], "masks": [[1, 2, -100], [4]]},
-        {"masks": [[1, 2], [3, 4]]},
-        {"scores": [0, 1.5]},
-        {"inference_logprobs": [[0, 0], [0, 0]]},
-        {"policy_versions": [1, 2]},
-        {"env_id": 1},
-        {"images": {"a": 1, "b": 3}},
-        {"overrides": [{}, {"x": 1}]},
-    ],
-)
-def test_a_difference_in_anything_is_a_difference_in_name(change: dict[str, Any]) -> None:
-    assert content_digest("train", group(**change)) != content_digest("train", group())
-
-
-def test_the_order_of_keys_is_no_difference() -> None:
-    assert content_digest("train", group(images={"b": 2, "a": 1})) == content_digest("train", group())
 
 
 def arrow_request(body: bytes) -> AtroposRequest:

@@ -137,7 +137,7 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -> None:
     flags = (
         "--overflow refuse --on-deadline refill --on-stale mask --max-staleness 4 --require-reward --max-bytes 1000 "
-        "--reward-attempts 5 --on-reward-failure drop_group --max-share-per-user 0.1"
+        "--reward-attempts 5 --on-reward-failure drop_group --max-share-per-user 0.1 --unfinished-reward drop"
     )
     limits = read_settings(PoolSettings, flags.split(), "pool").limits()
     assert limits == Limits(
@@ -150,7 +150,9 @@ def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -
         reward_attempts=5,
         on_reward_failure=OnRewardFailure.DROP_GROUP,
         max_share_per_user=0.1,
+        unfinished_reward=None,
     )
+    assert read_settings(PoolSettings, ["--unfinished-reward", "-1.5"], "pool").limits().unfinished_reward == -1.5
     assert read_settings(PoolSettings, [], "pool").limits() == Limits()
 
 

@@ -39,7 +39,7 @@ class Shard:
 
     def start(self) -> None:
         self.journal = SqliteJournal(self.path, closed_kept=100)
-        plan = PoolPlan(limits=Limits(group_deadline=DEADLINE), min_free_bytes=0)
+        plan = PoolPlan(limits=Limits(group_deadline=DEADLINE, unfinished_reward=None), min_free_bytes=0)
         self.service = ShardService(
             plan,
             plan.name,

@@ -29,4 +29,4 @@ def test_its_file_is_read_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyP
     settings = read_settings(UpSettings, [], "stepwell up")
     plan = make_plan(settings, ServedModel(name="m", root="m", window=8), StateFolder(tmp_path), "k" * 32)
     assert (plan.pool.group_size, plan.pool.max_staleness) == (8, 4)
-    assert (plan.pool.shards, plan.pool.group_deadline, plan.gateway.routing) == (2, 600.0, "least_busy")
+    assert (plan.pool.shards, plan.pool.group_deadline, plan.gateway.routing) == (2, 1800.0, "least_busy")

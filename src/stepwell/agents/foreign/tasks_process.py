@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import orjson
 
-from stepwell.agents.outcome import AgentFailed
+from stepwell.agents.outcome import AgentFailed, tells_machine_fault
 from stepwell.agents.rollout import Rollout, Sample
 from stepwell.errors import BadRequest, NotReady
 
@@ -148,9 +148,10 @@ class TasksProcess:
 
 
 def reward_of(told: Mapping[str, Any]) -> float | None:
-    """AgentFailed if the policy failed, TasksBroken if something else did."""
+    """AgentFailed if the policy failed, TasksBroken if something else did. A framework may wrap a fault of the machine
+    in an error of its own."""
     if "failure" not in told:
         return None if told["reward"] is None else float(told["reward"])
-    if told["failure"] == INFRASTRUCTURE:
+    if told["failure"] == INFRASTRUCTURE or (told["failure"] == "error" and tells_machine_fault(told["why"])):
         raise TasksBroken(told["why"])
     raise AgentFailed(told["failure"], told["why"])

@@ -2,7 +2,8 @@
 
 - The registry is this object's own, not the process-wide one.
 - Frequent events are counted here. Values that other objects hold are read at the moment of a scrape.
-- The values of a label are few and fixed: no uid, path or text of a caller becomes one.
+- The values of a label are few: no uid, path or text of a caller becomes one, and of the exception types that callers
+  name at most MOST_NAMES.
 """
 
 import asyncio
@@ -66,6 +67,8 @@ class ReadAtScrape(Collector):
 
 
 MOST_NAMES = 50
+OTHERS = "others"
+"""The label of exception types beyond that."""
 
 
 class RemovedFields:
@@ -132,6 +135,9 @@ class GatewayMetrics:
         self.sampling_replaced = self._counter(
             "sampling_replaced", "Sampling parameters of agents' calls that were replaced or removed.", "parameter"
         )
+        self._rollouts_ended = self._counted(
+            "rollouts_ended", "Rollouts completed or aborted, by the exception that ended them, or none.", "exception"
+        )
         self.calls_joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
         self.calls_continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")
         self.bridge = self._counter(
@@ -164,6 +170,12 @@ class GatewayMetrics:
                 self._quarantined[fault_kind(step.quarantine)].inc()
             if step.untrainable is not None:
                 self._untrainable[fault_kind(step.untrainable)].inc()
+
+    def rollout_ended(self, exception: str) -> None:
+        """The exception is empty if none ended it."""
+        label = (exception or "none",)
+        is_named = label in self._rollouts_ended or len(self._rollouts_ended) < MOST_NAMES
+        self._rollouts_ended[label if is_named else (OTHERS,)] += 1
 
     def read_from(
         self,

@@ -4,7 +4,6 @@ The agent's own calls are in gateway/agent_calls.py. FastRoutes serves /init_tra
 cases.
 """
 
-import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -19,8 +18,6 @@ from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import V1_ROOT
 from stepwell.wire import gateway_api
-
-log = logging.getLogger("stepwell.gateway")
 
 
 async def ref_from_path(
@@ -105,10 +102,7 @@ def trajectory_router(lifecycle: TrajectoryLifecycle, engines: EngineFleet) -> A
         ref: Ref, by: By, wanted: gateway_api.AbortTrajectory | None = None
     ) -> gateway_api.TrajectoryEnded:
         """The rollout failed: its steps are dropped, its place in the group is free again."""
-        ended = await lifecycle.abort(ref, by)
-        reason = wanted.reason if wanted else ""
-        log.info("trajectory %s was aborted: %s", ref.trajectory_uid, reason or "no reason given")
-        return ended
+        return await lifecycle.abort(ref, wanted or gateway_api.AbortTrajectory(), by)
 
     @router.post("/feedback")
     async def feedback(ref: Ref, by: By, given: gateway_api.Feedback) -> gateway_api.FeedbackGiven:

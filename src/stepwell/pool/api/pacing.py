@@ -28,6 +28,7 @@ class Pacing:
     queued: int
     """Complete trajectories that wait for the trainer."""
     refills: tuple[Refill, ...] = ()
+    group_deadline: float | None = None
     missing: tuple[str, ...] = ()
     """Shards that did not answer. Their last known numbers are counted."""
 
@@ -58,5 +59,6 @@ def merge_pacing(parts: Sequence[Pacing], batch_size: int | None, missing: tuple
         in_flight=sum(part.in_flight for part in parts),
         queued=sum(part.queued for part in parts),
         refills=tuple(refill for part in parts for refill in part.refills),
+        group_deadline=parts[0].group_deadline,
         missing=missing,
     )

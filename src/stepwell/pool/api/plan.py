@@ -25,7 +25,7 @@ class OnDeadline(StrEnum):
     """It is shipped with its complete trajectories if there are at least min_group_size; otherwise it is dropped."""
     DROP = "drop"
     REFILL = "refill"
-    """Incomplete trajectories are dropped, and producers are asked for as many new rollouts."""
+    """Producers are asked for as many new rollouts as it lacks."""
 
 
 class OnRewardFailure(StrEnum):
@@ -61,6 +61,9 @@ class Limits:
     group_deadline: float | None = None
     """Seconds a group may take from its first trajectory to its completion. Sessions have no deadline."""
     on_deadline: OnDeadline = OnDeadline.PARTIAL
+    unfinished_reward: float | None = 0.0
+    """The reward of a rollout that is open at its group's deadline: it is completed with it, unless the whole group is
+    dropped. None: the rollout is dropped instead, so what takes long is not trained."""
     min_group_size: int = 1
     """The fewest complete trajectories that are shipped as a partial group."""
     max_staleness: int | None = None

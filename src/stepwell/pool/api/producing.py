@@ -11,7 +11,11 @@ from stepwell.steps.step import IntArray, JsonObject
 TRAIN = "train"
 """The default channel."""
 ENDED_BY = "ended_by"
-"""In a trajectory's metadata: the failure of the policy that ended it, or `idle`."""
+"""In a trajectory's metadata: the failure of the policy that ended it, `idle`, or `deadline`."""
+DEADLINE = "deadline"
+"""Why the pool ended a rollout that was open at its group's deadline, or dropped it."""
+UNFINISHED_REWARD = "unfinished_reward"
+"""In a trajectory's metadata: its reward if it is open at its group's deadline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,6 @@ class Registration:
     """The outcome reward of a trajectory that has already ended, elsewhere. It counts only if the trajectory is new."""
     gateway: str = ""
     """The gateway that serves the trajectory; empty if none does."""
-    other_uids: tuple[str, ...] = ()
-    """Names under which the same rollout may have been sent before, of the same prompt_uid. If the pool has or had one
-    of them, the rollout's steps are duplicates. `submit_groups` alone looks at them."""
     opens: bool = True
     """False: a trajectory that is not there is refused, as UnknownTrajectory."""
 

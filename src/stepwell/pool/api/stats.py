@@ -131,6 +131,8 @@ class PoolStats:
     """Accepted steps whose calls were in flight when their trajectory was completed."""
     uniform_groups: int
     """Groups of several rollouts that were handed out and in which all rollouts are the same, token by token."""
+    unfinished: int = 0
+    """Rollouts that were completed as failures because they were open at their group's deadline."""
     decided: Counter[str] = field(default_factory=Counter)
     """Decisions about versions of the policy, by action."""
     short_of_disk: int = 0

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from stepwell.errors import BadRequest, Conflict, Forgotten, PoolFull, TooLarge, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import (
+    DEADLINE,
     ENDED_BY,
     LAST_STEP,
     TRAIN,
+    UNFINISHED_REWARD,
     EndResult,
     RecordedTurn,
     Registration,
@@ -150,9 +152,6 @@ class Ingest:
         """
         refusals: dict[str, SubmitVerdict] = {}
         for registration in registrations:
-            if any(uid in self._state.trajectories or uid in self._state.closed for uid in registration.other_uids):
-                refusals[registration.trajectory_uid] = SubmitVerdict.DUPLICATE
-                continue
             if self.is_elsewhere(registration):
                 continue  # so are its steps
             try:
@@ -197,7 +196,7 @@ class Ingest:
         failed.
         """
         trajectory = self._find(trajectory_uid, prompt_uid)
-        if trajectory is None:
+        if trajectory is None or _is_ended_by_deadline(trajectory):
             return EndResult.LATE
         if reward is not None:
             _check_finite(reward)
@@ -222,8 +221,18 @@ class Ingest:
         trajectory = self._find(trajectory_uid, prompt_uid)
         if trajectory is None:
             return EndResult.LATE
-        self._state.drop_trajectory(trajectory, EndResult.ABORTED)
+        has_place = not _is_ended_by_deadline(trajectory)  # its group waits for no other any more
+        self._state.drop_trajectory(trajectory, EndResult.ABORTED, frees_place=has_place)
         return EndResult.ABORTED
+
+    def end_unfinished(self, group: Group, reward: float) -> None:
+        """Complete the open rollouts of a group as failures. A rollout has its own reward for that, or gets this one;
+        one that has been rewarded already keeps its reward."""
+        for trajectory in [found for found in group.trajectories.values() if not found.completed]:
+            own = trajectory.metadata.get(UNFINISHED_REWARD)
+            given = float(own) if isinstance(own, int | float) and math.isfinite(own) else reward
+            self._state.count_unfinished()
+            self.complete(trajectory.uid, group.prompt_uid, given if trajectory.reward is None else None, DEADLINE)
 
     def _submit(self, packed: PackedSteps, i: int, channel: str | None, group_size: int | None) -> SubmitVerdict:
         state = self._state
@@ -392,3 +401,8 @@ def _rewarded_step(trajectory: Trajectory, step_index: int) -> StoredStep:
 def _check_finite(reward: float) -> None:
     if not math.isfinite(reward):
         raise BadRequest(f"a reward is a finite number, not {reward}; leave it out where there is none")
+
+
+def _is_ended_by_deadline(trajectory: Trajectory) -> bool:
+    """Then its own end comes too late: otherwise its reward would depend on when a trainer takes the group."""
+    return trajectory.completed and trajectory.metadata.get(ENDED_BY) == DEADLINE

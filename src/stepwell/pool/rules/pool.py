@@ -14,6 +14,7 @@ from stepwell.pool.api.leasing import BatchRequest, Order, ReadyGroups, Unit
 from stepwell.pool.api.pacing import Pacing, Refill
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.policy import Canary, PolicyDecision
+from stepwell.pool.api.producing import DEADLINE
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.user_share import max_per_user
 from stepwell.pool.rules.curation import Curator
@@ -28,7 +29,7 @@ from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group
 from stepwell.pool.state.view import PoolView
 
-DEADLINE, CLEARED = "deadline", "cleared"
+CLEARED = "cleared"
 NAMED_USERS = 3
 """Users that a consumer is told by name."""
 
@@ -85,13 +86,14 @@ class Pool:
         channel, limits = self.state.channels.get(name), self.state.limits
         batch, ahead = limits.batch_size or 0, None if limits.max_staleness is None else 1 + limits.max_staleness
         if channel is None:
-            return Pacing(batch=batch, batches_ahead=ahead, in_flight=0, queued=0)
+            return Pacing(batch=batch, batches_ahead=ahead, in_flight=0, queued=0, group_deadline=limits.group_deadline)
         return Pacing(
             batch=batch or channel.last_taken,
             batches_ahead=ahead,
             in_flight=channel.trajectories - channel.completed,
             queued=channel.completed,
             refills=tuple(Refill(g.prompt_uid, g.size - len(g.trajectories)) for g in channel.refills.values()),
+            group_deadline=limits.group_deadline,
         )
 
     def ready_items(self, request: BatchRequest) -> ReadyItems:
@@ -185,7 +187,13 @@ class Pool:
         )
 
     def _end_deadline(self, group: Group) -> None:
+        """What took too long is a failure of the policy: without it the others would look worse than they are, and
+        nothing would teach to be shorter."""
         limits = self.state.limits
+        if limits.on_deadline is not OnDeadline.DROP and limits.unfinished_reward is not None:
+            self.ingest.end_unfinished(group, limits.unfinished_reward)
+            if self.state.channel_of(group).overdue(self.state.pool_time) is not group:
+                return  # it is complete
         finished = [
             trajectory
             for trajectory in group.trajectories.values()

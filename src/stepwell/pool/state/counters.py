@@ -29,6 +29,7 @@ class Counters:
     idle_ends: int = 0
     deferred: int = 0
     abstained_steps: int = 0
+    unfinished: int = 0
     decided: Counter[str] = field(default_factory=Counter)
     """Decisions about versions of the policy, by action."""
     refused: Counter[str] = field(default_factory=Counter)

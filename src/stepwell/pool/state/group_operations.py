@@ -75,6 +75,10 @@ class GroupOperations(StateBase):
         """Its session is called. Nothing happens if it belongs to none."""
         self.sessions.touch(trajectory.uid, self.pool_time)
 
+    def count_unfinished(self) -> None:
+        """A rollout was open at its group's deadline."""
+        self._counters.unfinished += 1
+
     def count_idle_end(self) -> None:
         self._counters.idle_ends += 1
 

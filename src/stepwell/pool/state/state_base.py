@@ -147,6 +147,7 @@ class StateBase:
             quarantined=counters.quarantined.copy(),
             in_grace=counters.in_grace,
             uniform_groups=counters.uniform_groups,
+            unfinished=counters.unfinished,
             decided=counters.decided.copy(),
             leases=len(self.leases),
             forks=counters.forks,

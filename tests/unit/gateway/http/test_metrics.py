@@ -4,7 +4,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.http.metrics import MOST_NAMES, GatewayMetrics
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
 from tests.rig.waiting import until
@@ -104,3 +104,14 @@ async def test_a_blocked_event_loop_is_seen() -> None:
 def lags_above_100_ms(metrics: GatewayMetrics) -> float:
     seen, below = (shown(metrics, "stepwell_loop_lag_seconds_bucket", le=bound) or 0 for bound in ("+Inf", "0.1"))
     return seen - below
+
+
+def test_ended_rollouts_are_counted_by_exception_and_callers_cannot_make_more_labels_without_end() -> None:
+    metrics = GatewayMetrics()
+    metrics.rollout_ended("")
+    for n in range(MOST_NAMES + 6):
+        metrics.rollout_ended(f"Error{n}")
+    metrics.rollout_ended("Error0")
+    assert shown(metrics, "stepwell_rollouts_ended_total", exception="Error0") == 2
+    assert shown(metrics, "stepwell_rollouts_ended_total", exception="others") == 7
+    assert shown(metrics, "stepwell_rollouts_ended_total", exception="none") == 1

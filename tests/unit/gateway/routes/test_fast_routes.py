@@ -6,6 +6,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import ANYONE, CALLER
 from stepwell.gateway.call_placement import CallPlacement
 from stepwell.gateway.conversations import Conversations
+from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.http.request_body import Message
 from stepwell.gateway.live_sessions import LiveSessions
@@ -40,7 +41,8 @@ async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") ->
     known = KnownTrajectories(pool)
     outbox, sessions = Outbox(pool, known.forget), LiveSessions(pool, known)
     placement = CallPlacement(known, sessions, Conversations(pool))
-    lifecycle = TrajectoryLifecycle(pool, outbox, known, AccessKeys([]), sessions, placement, CallQuotas())
+    keys, quotas, metrics = AccessKeys([]), CallQuotas(), GatewayMetrics()
+    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement, quotas, metrics)
     routes = FastRoutes(cast("Any", behind), lifecycle)
 
     async def admitted(scope: Message, receive: Any, send: Any) -> None:

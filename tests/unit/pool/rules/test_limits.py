@@ -35,7 +35,7 @@ def dropped(p: EasyPool) -> dict[str, int]:
 
 
 def test_one_lost_rollout_does_not_stop_training_for_good() -> None:
-    p = half_done()
+    p = half_done(unfinished_reward=None)
     p.advance(9.9)
     assert p.take(1) is None
     p.advance(10.0)
@@ -47,7 +47,7 @@ def test_one_lost_rollout_does_not_stop_training_for_good() -> None:
 
 
 def test_a_group_with_too_few_at_its_deadline_is_dropped() -> None:
-    p = half_done(min_group_size=3)
+    p = half_done(min_group_size=4)
     p.advance(10.0)
     assert p.take(1) is None
     assert dropped(p) == {"deadline": 3}
@@ -60,7 +60,7 @@ def test_a_group_can_be_dropped_whole_at_its_deadline() -> None:
 
 
 def test_a_refilled_group_asks_producers_for_what_is_missing_until_it_is_there() -> None:
-    p = half_done(on_deadline=OnDeadline.REFILL)
+    p = half_done(on_deadline=OnDeadline.REFILL, unfinished_reward=None)
     assert p.pacing("train").refills == ()
     p.advance(10.0)
     assert p.pacing("train").refills == (Refill("p", 2),)

@@ -472,6 +472,10 @@ class PartialAtDeadline(PoolMachine):
 
 
 class RefillsAtDeadline(PoolMachine):
+    limits = Limits(max_queue_size=5, group_deadline=20, on_deadline=OnDeadline.REFILL, unfinished_reward=None)
+
+
+class CompletesAtDeadline(PoolMachine):
     limits = Limits(max_queue_size=5, group_deadline=20, on_deadline=OnDeadline.REFILL)
 
 
@@ -511,6 +515,7 @@ for machine in (
     Strict,
     PartialAtDeadline,
     RefillsAtDeadline,
+    CompletesAtDeadline,
     ByTrajectories,
     BySteps,
     LimitedUsers,
@@ -526,6 +531,7 @@ test_refusing_when_full = Refuses.TestCase
 test_in_strict_order = Strict.TestCase
 test_partial_groups_at_the_deadline = PartialAtDeadline.TestCase
 test_refilled_groups_at_the_deadline = RefillsAtDeadline.TestCase
+test_rollouts_completed_at_the_deadline = CompletesAtDeadline.TestCase
 test_by_trajectories = ByTrajectories.TestCase
 test_by_steps = BySteps.TestCase
 test_by_scored_trajectories = ScoredTrajectories.TestCase
