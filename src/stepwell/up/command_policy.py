@@ -81,6 +81,8 @@ def status_lines(status: PolicyStatus, channel: str, last: int, now: float) -> I
         served = f"{canary.share:.0%} of sessions, {_age(now - canary.began_at)}"
         yield f"canary    version {canary.version} · {served} · {earned}"
         yield from (f"          {engine}" for engine in canary.engines)
+    if status.alarm is not None:
+        yield f"alarm     {status.alarm}"
     if status.withdrawn:
         yield f"withdrawn {', '.join(map(str, status.withdrawn[-10:]))}"
     if status.missing:

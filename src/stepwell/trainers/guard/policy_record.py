@@ -14,6 +14,7 @@ from typing import Any
 
 from stepwell.pool.api.policy import Canary, GuardedPool, PolicyAction, PolicyDecision
 from stepwell.trainers.guard.guard_settings import GuardSettings
+from stepwell.trainers.guard.validation import mean_of
 from stepwell.trainers.guard.version_store import VersionStore
 
 log = logging.getLogger("stepwell.trainers")
@@ -57,7 +58,7 @@ class PolicyRecord:
         self._pool.decide(decision, canary, policy_version)
         self.decisions[action] += 1
         self.last_reason = reason
-        is_bad_news = action in ("refuse", "rollback")
+        is_bad_news = action in ("refuse", "overdue", "rollback")
         log.log(logging.WARNING if is_bad_news else logging.INFO, "version %d: %s: %s", version, action, reason)
 
     def begin_canary(self, candidate: int, reason: str) -> None:
@@ -89,5 +90,5 @@ class PolicyRecord:
 
     def text_of(self, version: int, text: str) -> str:
         """With what the version earned in validation."""
-        score = self.state.validation.get(str(version))
-        return f"{text}, no validation" if score is None else f"{text}, validation {score:.3f}"
+        scores = self._store.scores(version)
+        return f"{text}, no validation" if scores is None else f"{text}, validation {mean_of(scores):.3f}"

@@ -33,8 +33,10 @@ def test_old_versions_go_but_those_that_are_needed(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
     for version in range(1, 7):
         store.save(Bigram(), version)
+        store.save_scores({"a": version / 2}, version)
     store.prune(3, needed=[2])
     assert store.versions() == [2, 5, 6]
+    assert [store.scores(version) for version in (1, 2, 5)] == [None, {"a": 1.0}, {"a": 2.5}]
     store.prune(1, needed=[2, 6])
     assert store.versions() == [2, 6]
 
