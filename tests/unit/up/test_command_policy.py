@@ -36,6 +36,19 @@ async def test_a_rolled_back_canary_ends_and_is_not_promoted_later(pool: LocalPo
     assert [found.action for found in await pool.decisions()] == ["canary", "rollback"]
 
 
+async def test_a_version_without_a_canary_is_allowed_for_a_guard_and_changes_nothing_else(pool: LocalPool) -> None:
+    before = await pool.newest_serving()
+    assert await promote(pool, "ana", "checked", 9) == (
+        "version 9 is allowed: start the trainer, whose guard brings it to all engines"
+    )
+    serving = await pool.newest_serving()
+    assert (serving.policy_version, serving.canary) == (before.policy_version, before.canary)
+    assert await promote(pool, "ana", "it is fine", 7) == "version 7 is promoted: its 1 engines serve all sessions"
+    await roll_back(pool, "ana", "it is rude")
+    with pytest.raises(Conflict, match="version 7 was refused or rolled back"):
+        await promote(pool, "ana", "again", 7)
+
+
 async def test_an_operator_sets_a_version_that_an_engine_has_and_no_other(pool: LocalPool) -> None:
     shard = pool.transport.services["data_pool"]
     await shard.flush_requests("gateway", 0.0)

@@ -4,6 +4,8 @@ Invariants:
 - Only promoted versions serve all sessions. There is one canary at a time, and at least one engine without it.
 - A rollback is told to the pool first, so sessions leave the canary at once; then its engines get the stable weights.
 - While a canary is tested, the trainer goes on. Only its newest weights wait; the versions between are skipped.
+- What the pool has rolled back is not staged again, also if the folder was lost: then the pool says with which version
+  the guard may begin.
 - The state is on disk after each change. A trainer that is killed continues the test where it was.
 - A decision of an operator is obeyed.
 """
@@ -125,8 +127,8 @@ class GuardedSync:
             self._start(weights)
             if (restore := self._weights_to_restore()) is not None:
                 return self._report(restore)
-            if version > self._record.state.last and self._passes_validation(weights, version):
-                self._stage(weights, version)
+            if version > self._record.state.last:
+                self._take(weights, version)
             return self._report(self._weights_to_restore())
 
     def watch(self) -> None:
@@ -169,6 +171,7 @@ class GuardedSync:
             pass  # what had begun has ended
 
     def _promote_first(self, model: "torch.nn.Module", version: int) -> float | None:
+        self._record.check_beginning(version)
         listed, count = self._pool.engines(), self.settings.canary_engines
         if count and len(listed) <= count:
             raise BadRequest(
@@ -188,6 +191,7 @@ class GuardedSync:
         """Once in each process: stages what an earlier process has left, and begins to watch."""
         if self._is_started:
             return
+        self._record.check_folder()
         state = self._record.state
         versions = {version for version in (state.stable, state.candidate, state.newest) if version is not None}
         for version in sorted(versions):
@@ -203,6 +207,12 @@ class GuardedSync:
                 keep_calling(method, self.settings.interval, longest=LONGEST_INTERVAL, task=task)
                 for method, task in tasks
             ]
+
+    def _take(self, model: "torch.nn.Module", version: int) -> None:
+        if self._record.is_withdrawn(version):  # the folder is older than the pool's decision
+            self._record.set(last=version, restores=True)
+        elif self._passes_validation(model, version):
+            self._stage(model, version)
 
     def _passes_validation(self, model: "torch.nn.Module", version: int) -> bool:
         """Whether it is not worse than the stable version."""

@@ -95,7 +95,9 @@ class VersionStore:
             test = _known(ComparisonState, found.pop("test", {}))
             return GuardState(**_known(GuardState, found), test=ComparisonState(**test))
         except (ValueError, TypeError, AttributeError) as failure:
-            raise BadRequest(f"{path} cannot be read ({failure}); remove it to let the guard begin anew") from None
+            raise BadRequest(
+                f"{path} cannot be read ({failure}); bring it back, or remove it: the next start says what to do"
+            ) from None
 
     def save(self, model: "torch.nn.Module", version: int) -> None:
         import torch
@@ -108,8 +110,8 @@ class VersionStore:
 
         if version not in self.versions():
             raise BadRequest(
-                f"{self._folder} does not have the weights of version {version}; remove its {STATE_FILE} to let the "
-                "guard begin anew with the trainer's weights"
+                f"{self._folder} does not have the weights of version {version}; bring them back, or remove its "
+                f"{STATE_FILE}: the next start says what to do"
             )
         state: TensorState = torch.load(self._path(version), map_location="cpu", weights_only=True)
         return state

@@ -1,6 +1,7 @@
 """The guard over the real pool and the real weight sync: which engine has which version when, and what is decided."""
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from stepwell.errors import BadRequest, PoolUnavailable, SyncFailed
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
 from stepwell.trainers.guard.version_store import VersionStore
+from stepwell.up.command_policy import promote
 from tests.rig.waiting import wait_until
 from tests.unit.trainers.guard.service import Constant, LoadedEngine, Service
 from tests.unit.trainers.scripted_engine import serve
@@ -617,3 +619,108 @@ def test_threads_do_it_all(service: Service) -> None:
     wait_until(lambda: service.versions() == ["1", "1", "1"], "the stable weights")
     guard.close()
     assert guard.status().decisions == {"promote": 1, "canary": 1, "rollback": 1}
+
+
+# -- a folder that was lost --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def robbed(service: Service, guard: GuardedSync) -> GuardedSync:
+    """A guard whose folder is gone: version 1 is stable, 2 was rolled back, 3 is a canary."""
+    begin_canary(guard, 2)
+    service.reward(1, *GOOD)
+    service.reward(2, *BAD)
+    guard.watch()
+    guard.move()
+    guard.sync(Constant(0.3), 3)
+    begin_canary(guard, 3)
+    guard.close()
+    shutil.rmtree(service.folder)
+    return service.guard()
+
+
+@pytest.mark.parametrize(
+    ("version", "why", "number"),
+    [
+        (4, "it knows nothing of version 4", 4),
+        (2, "version 2: rollback by guard: worse than the stable version", 4),
+        (3, "version 3: canary by guard: 15% of sessions", 4),
+        (0, "it knows nothing of version 0", 4),
+    ],
+)
+def test_without_its_folder_the_guard_brings_no_unknown_weights_to_engines(
+    service: Service, robbed: GuardedSync, version: int, why: str, number: int
+) -> None:
+    served, canary, decided = service.weights(), service.pool.canary(), service.actions()
+    with pytest.raises(BadRequest) as refused:
+        robbed.sync(Constant(0.2), version)
+    robbed.move()
+    assert (service.weights(), service.pool.canary(), service.actions()) == (served, canary, decided)
+    assert why in str(refused.value)
+    assert f"stepwell policy promote --version {number}" in str(refused.value)
+
+
+def test_without_its_folder_the_guard_goes_on_from_the_version_that_the_pool_serves(
+    service: Service, robbed: GuardedSync
+) -> None:
+    assert robbed.sync(Constant(0.1), 1).stable == 1
+    assert service.weights() == pytest.approx([0.1] * 3)
+    assert service.pool.canary() is None
+
+
+def test_an_operator_allows_the_first_version_of_a_guard_that_has_lost_its_folder(
+    service: Service, robbed: GuardedSync
+) -> None:
+    said = service.pool._run(promote(service.pool.local, "ada", "checked by hand", version=4))
+    assert said == "version 4 is allowed: start the trainer, whose guard brings it to all engines"
+    assert service.pool.canary() is not None
+    assert robbed.sync(Constant(0.4), 4).stable == 4
+    assert service.weights() == pytest.approx([0.4] * 3)
+    assert (service.pool.policy_version, service.pool.canary()) == (4, None)
+
+
+def test_a_version_that_the_pool_has_served_long_ago_is_not_brought_back(service: Service, guard: GuardedSync) -> None:
+    begin_canary(guard)
+    service.reward(1, *GOOD)
+    service.reward(2, *GOOD)
+    guard.watch()
+    guard.move()
+    shutil.rmtree(service.folder)
+    with pytest.raises(BadRequest, match="version 1 is older than version 2, which the pool serves"):
+        service.guard().sync(Constant(0.1), 1)
+    assert service.versions() == ["2"] * 3
+
+
+def test_an_older_folder_does_not_stage_a_version_that_was_rolled_back(service: Service, guard: GuardedSync) -> None:
+    older = service.folder.with_name("older")
+    shutil.copytree(service.folder, older)
+    begin_canary(guard)
+    service.reward(1, *GOOD)
+    service.reward(2, *BAD)
+    guard.watch()
+    guard.move()
+    service.folder = older
+    again = service.guard()
+    report = again.sync(Constant(0.2), 2)
+    assert report.restore is not None
+    assert report.restore["weight"].item() == pytest.approx(0.1)
+    again.move()
+    assert service.versions() == ["1"] * 3
+    assert service.actions()[-1] == (2, "rollback")
+    assert again.sync(Constant(0.1), 3).restore is None
+    again.move()
+    assert service.actions()[-1] == (3, "canary")
+
+
+def test_an_older_folder_does_not_bring_back_an_older_stable_version(service: Service, guard: GuardedSync) -> None:
+    older = service.folder.with_name("older")
+    shutil.copytree(service.folder, older)
+    begin_canary(guard)
+    service.reward(1, *GOOD)
+    service.reward(2, *GOOD)
+    guard.watch()
+    guard.move()
+    service.folder = older
+    with pytest.raises(BadRequest, match="it ends with version 1, and the pool serves version 2"):
+        service.guard().sync(Constant(0.3), 3)
+    assert service.versions() == ["2"] * 3

@@ -42,7 +42,10 @@ def test_old_versions_go_but_those_that_are_needed(tmp_path: Path) -> None:
 
 
 def test_a_version_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=rf"^{tmp_path} does not have the weights of version 4; remove its guard.json"):
+    with pytest.raises(
+        BadRequest,
+        match=rf"^{tmp_path} does not have the weights of version 4; bring them back, or remove its guard.json",
+    ):
         VersionStore(tmp_path).load(4)
 
 
