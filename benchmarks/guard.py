@@ -23,8 +23,8 @@ from benchmarks.report import report
 from benchmarks.results import CHECKOUT, read_results
 from stepwell.pool.api.policy import VersionReward
 from stepwell.trainers.guard.guard_settings import GuardSettings
+from stepwell.trainers.guard.paired_scores import Scores, refusal
 from stepwell.trainers.guard.sequential_test import SequentialTest
-from stepwell.trainers.guard.validation import Scores, refusal
 
 PAGE = CHECKOUT / "docs" / "guard.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.guard --docs -->\n", "<!-- end -->\n"
@@ -185,7 +185,7 @@ def tables(figures: Mapping[str, float]) -> str:
 
 def with_tables(page: str, figures: Mapping[str, float]) -> str:
     before, begin, rest = page.partition(BEGIN)
-    return f"{before}{begin}{tables(figures)}\n{END}{rest.partition(END)[2]}"
+    return f"{before}{begin}\n{tables(figures)}\n\n{END}{rest.partition(END)[2]}"
 
 
 def _loss(loss: float) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import Canary, GuardedPool, PolicyAction, PolicyDecision
 from stepwell.trainers.guard.guard_settings import GuardSettings
-from stepwell.trainers.guard.validation import mean_of
+from stepwell.trainers.guard.paired_scores import mean_of
 from stepwell.trainers.guard.version_store import VersionStore
 
 log = logging.getLogger("stepwell.trainers")

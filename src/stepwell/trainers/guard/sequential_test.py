@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
     reason: str
 
 
-class Evidence(NamedTuple):
+class DecisionEvidence(NamedTuple):
     """The share that there is of what a decision needs, from 0 to 1. On average it grows evenly."""
 
     promote: float
@@ -126,8 +126,8 @@ class SequentialTest:
         )
 
     @property
-    def evidence(self) -> Evidence:
-        return Evidence(
+    def evidence(self) -> DecisionEvidence:
+        return DecisionEvidence(
             _share(self.state.not_worse, self._settings.beta), _share(self.state.worse, self._settings.alpha)
         )
 

@@ -76,6 +76,22 @@ def test_a_wider_margin_is_sooner_promoted() -> None:
     assert wide.rewards < 0.7 * simulate(0.8, 0.8, ComparisonSettings()).rewards
 
 
+def test_a_test_with_a_small_margin_ends_if_the_canary_is_worse_by_half_of_it() -> None:
+    """Neither bet would gain with the larger stakes alone: the rewards' variance costs more."""
+    random, settings = np.random.default_rng(3), ComparisonSettings(margin=0.05)
+    for run in range(4):
+        test = SequentialTest(settings)
+        for number in range(12_000):
+            stable = rewards_of(
+                STABLE, [float(chance < 0.5) for chance in random.random(PER_CANARY)], f"{run}-{number}-"
+            )
+            came = [*stable, *rewards_of(CANARY, [float(random.random() < 0.475)], f"{run}-{number}-")]
+            test.add(came, canary=CANARY, stable=STABLE)
+            if test.verdict() is not None:
+                break
+        assert test.verdict() is not None
+
+
 def given(settings: ComparisonSettings, canary: list[float], stable: list[float]) -> SequentialTest:
     test = SequentialTest(settings)
     test.add([*rewards_of(STABLE, stable), *rewards_of(CANARY, canary)], canary=CANARY, stable=STABLE)
