@@ -262,6 +262,17 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         minutes=90,
     ),
     Benchmark(
+        name="guard",
+        measures="How often the guard is wrong about a canary and in validation, and how long a decision takes, by "
+        "simulation; docs/guard.md has its tables.",
+        shown=(
+            Shown("equal versions rolled back, 1 reward a minute", "rate_1_margins_0_rolled_back"),
+            Shown("versions worse by the margin promoted, 1 reward a minute", "rate_1_margins_1_promoted"),
+            Shown("equal versions refused in validation, 100 tasks", "validation_100_equal_refused"),
+        ),
+        minutes=15,
+    ),
+    Benchmark(
         name="growth",
         measures="How cost grows with held steps, shards, waiting consumers and producers, and turns. A curve must be "
         "flat, or linear at most; docs/operations/scaling.md has its tables and chart.",

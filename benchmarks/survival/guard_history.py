@@ -64,6 +64,8 @@ def contradictions(decisions: Iterable[PolicyDecision]) -> list[str]:
                 stable, canary = version, None
             case "rollback":
                 is_possible, canary = canary == version, None
+            case "overdue":
+                is_possible = canary == version
             case "refuse":
                 is_possible = version > stable and canary != version
         if not is_possible:

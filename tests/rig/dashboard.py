@@ -106,7 +106,8 @@ class MadeUpPool:
             withdrawn=(VERSIONS + 1,),
             decisions=[
                 PolicyDecision(VERSIONS + 1, "rollback", "guard", "worse by 0.4 after 30 rewards", began - 600),
-                PolicyDecision(VERSIONS + 2, "canary", "guard", "validation 0.81, best 0.80", began),
+                PolicyDecision(VERSIONS + 2, "canary", "guard", "validation 0.81", began),
+                PolicyDecision(VERSIONS + 2, "overdue", "guard", "no decision after 1 min", began + 60),
             ],
             rewards={VERSIONS: RewardTally(400, 300.0), VERSIONS + 2: RewardTally(40, 32.0)},
         )

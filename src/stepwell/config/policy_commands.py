@@ -47,6 +47,10 @@ class PromoteSettings(PolicyDecisionSection):
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_POLICY_")
 
+    version: int | None = Field(default=None, ge=0)
+    """The version of a trainer whose guard has lost its folder: it may begin with it, at all engines. Without it, the
+    canary is promoted."""
+
 
 class RollbackSettings(PolicyDecisionSection):
     """End the canary at once. All sessions go to the other engines, its engines get no calls until they have other

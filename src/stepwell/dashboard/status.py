@@ -63,6 +63,7 @@ def _policy(policy: PolicyStatus) -> dict[str, object]:
     sides = {"stable": policy.policy_version} | ({} if canary is None else {"canary": canary.version})
     return {
         "sides": [{"side": side, **_side(policy, side, version)} for side, version in sides.items()],
+        "alarm": policy.alarm,
         "withdrawn": policy.withdrawn,
         "decisions": list(reversed(policy.decisions))[:DECISIONS_SHOWN],
     }

@@ -43,7 +43,7 @@ def run_set(settings: PolicySetSettings) -> None:
 
 
 def run_promote(settings: PromoteSettings) -> None:
-    _say(asyncio.run(promote(_joined(settings), _who(settings), settings.reason)))
+    _say(asyncio.run(promote(_joined(settings), _who(settings), settings.reason, settings.version)))
 
 
 def run_rollback(settings: RollbackSettings) -> None:
@@ -56,8 +56,12 @@ async def set_version(pool: PoolClient, version: int) -> str:
     return f"the policy has version {version}: engines that report it, or a newer one, get calls within a second"
 
 
-async def promote(pool: PoolClient, by: str, reason: str) -> str:
-    """Returns what has happened, in words. Conflict if there is no canary."""
+async def promote(pool: PoolClient, by: str, reason: str, version: int | None = None) -> str:
+    """Returns what has happened, in words. Conflict if there is no canary, unless `version` names one without it."""
+    known = (await pool.newest_serving()).canary
+    if version is not None and (known is None or known.version != version):
+        await pool.decide(PolicyDecision(version, "promote", by, reason, time.time()), known)
+        return f"version {version} is allowed: start the trainer, whose guard brings it to all engines"
     canary = await _canary(pool)
     decision = PolicyDecision(canary.version, "promote", by, reason, time.time())
     await pool.decide(decision, replace(canary, share=1.0))
@@ -81,6 +85,8 @@ def status_lines(status: PolicyStatus, channel: str, last: int, now: float) -> I
         served = f"{canary.share:.0%} of sessions, {_age(now - canary.began_at)}"
         yield f"canary    version {canary.version} · {served} · {earned}"
         yield from (f"          {engine}" for engine in canary.engines)
+    if status.alarm is not None:
+        yield f"alarm     {status.alarm}"
     if status.withdrawn:
         yield f"withdrawn {', '.join(map(str, status.withdrawn[-10:]))}"
     if status.missing:

@@ -50,11 +50,16 @@ class ShownEngine(EngineNow):
     gateway: str
 
 
+class ShownPolicy(BaseModel):
+    alarm: str | None = None
+
+
 class ShownStatus(BaseModel):
     """The part of the dashboard's /api/status that is printed; other fields are ignored."""
 
     version: str
     pool: ShownPool | None
+    policy: ShownPolicy | None = None
     channels: list[ShownChannel]
     notes: list[str] = []
     gateways: list[GatewayNow]
@@ -204,6 +209,8 @@ def _errors(status: ShownStatus) -> Iterator[str]:
     if status.pool is not None and status.pool.archiving.failures:
         archive = status.pool.archiving
         yield f"archive: {_count(archive.failures, 'failed write')}; {_count(archive.waiting_groups, 'group')} wait"
+    if status.policy is not None and status.policy.alarm:
+        yield f"canary: {status.policy.alarm}"
     for gateway in status.gateways:
         for why in (gateway.error, *gateway.missing):
             if why:

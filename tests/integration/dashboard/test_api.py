@@ -44,7 +44,8 @@ async def test_the_status_says_which_version_serves_which_sessions_and_why(clien
     assert (stable["side"], stable["version"], stable["share"], stable["reward_mean"]) == ("stable", 12, 0.9, 0.75)
     assert (canary["side"], canary["version"], canary["share"], canary["rewards"]) == ("canary", 14, 0.1, 40)
     assert (canary["engines"], policy["withdrawn"]) == (["http://canary:8000"], [13])
-    assert [decision["action"] for decision in policy["decisions"]] == ["canary", "rollback"]
+    assert [decision["action"] for decision in policy["decisions"]] == ["overdue", "canary", "rollback"]
+    assert policy["alarm"] == "no decision after 1 min"
 
 
 async def test_the_series_are_passed_on_and_shared(client: httpx.AsyncClient, pool: MadeUpPool) -> None:

@@ -17,6 +17,8 @@ def state(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_version_that_is_tried_again_and_promoted_is_no_contradiction() -> None:
+    assert contradictions(decided((1, "promote"), (2, "canary"), (2, "overdue"), (2, "rollback"))) == []
+    assert len(contradictions(decided((1, "promote"), (2, "overdue")))) == 1
     tried_again = decided((1, "promote"), (3, "canary"), (3, "rollback"), (3, "canary"), (3, "promote"))
     assert contradictions(tried_again) == []
 

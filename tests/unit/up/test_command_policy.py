@@ -3,7 +3,7 @@
 import pytest
 
 from stepwell.errors import Conflict
-from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, RewardTally
+from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision, PolicyStatus, RewardTally
 from stepwell.up.command_policy import promote, roll_back, set_version, status_lines
 from tests.rig.local_pool import LocalPool
 
@@ -36,6 +36,19 @@ async def test_a_rolled_back_canary_ends_and_is_not_promoted_later(pool: LocalPo
     assert [found.action for found in await pool.decisions()] == ["canary", "rollback"]
 
 
+async def test_a_version_without_a_canary_is_allowed_for_a_guard_and_changes_nothing_else(pool: LocalPool) -> None:
+    before = await pool.newest_serving()
+    assert await promote(pool, "ana", "checked", 9) == (
+        "version 9 is allowed: start the trainer, whose guard brings it to all engines"
+    )
+    serving = await pool.newest_serving()
+    assert (serving.policy_version, serving.canary) == (before.policy_version, before.canary)
+    assert await promote(pool, "ana", "it is fine", 7) == "version 7 is promoted: its 1 engines serve all sessions"
+    await roll_back(pool, "ana", "it is rude")
+    with pytest.raises(Conflict, match="version 7 was refused or rolled back"):
+        await promote(pool, "ana", "again", 7)
+
+
 async def test_an_operator_sets_a_version_that_an_engine_has_and_no_other(pool: LocalPool) -> None:
     shard = pool.transport.services["data_pool"]
     await shard.flush_requests("gateway", 0.0)
@@ -65,6 +78,16 @@ def test_the_list_says_what_serves_whom_and_why() -> None:
         "missing   the rewards of data_pool-1, which does not answer",
         "1970-01-01 00:16:40 UTC  canary   version 7 by guard: validation 0.8, best 0.8",
     ]
+
+
+@pytest.mark.parametrize(("last", "alarm"), [("overdue", "no decision after 10 min"), ("promote", None)])
+def test_the_list_has_the_alarm_of_a_canary_without_a_decision(last: PolicyAction, alarm: str | None) -> None:
+    of_another = PolicyDecision(6, "overdue", "guard", "another canary", 1_700.0)
+    decisions = [BEGUN, PolicyDecision(7, last, "guard", "no decision after 10 min", 1_600.0), of_another]
+    status = PolicyStatus(policy_version=6, canary=CANARY, decisions=decisions)
+    assert status.alarm == alarm
+    lines = list(status_lines(status, "train", last=0, now=1_661.0))
+    assert [line for line in lines if line.startswith("alarm")] == ([] if alarm is None else [f"alarm     {alarm}"])
 
 
 def test_the_list_of_a_pool_without_a_canary_is_short() -> None:

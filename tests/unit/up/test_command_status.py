@@ -115,5 +115,7 @@ def test_a_pool_that_cannot_be_reached_is_the_error() -> None:
 
 
 def test_a_note_of_the_dashboard_stands_with_the_losses() -> None:
+    alarmed = STATUS | {"policy": {"alarm": "no decision after 10 min"}}
+    assert "errors    canary: no decision after 10 min" in status_text(ShownStatus.model_validate(alarmed))
     shown = status_text(ShownStatus.model_validate(STATUS | {"notes": ["62% of the last 100 steps are left out"]}))
     assert "          62% of the last 100 steps are left out\nerrors" in shown

@@ -50,7 +50,8 @@ class Overview {
   tell(status) {
     if (status.pool) {
       fill(this.facts, poolFacts(status));
-      fill(this.notes, status.notes.map((text) => el("p", { class: "note" }, text)));
+      const alarm = status.policy?.alarm ? [`canary: ${status.policy.alarm}`] : [];
+      fill(this.notes, [...alarm, ...status.notes].map((text) => el("p", { class: "note" }, text)));
     }
     this.tables.show(status);
   }

@@ -65,7 +65,6 @@ GUARD = GuardSettings(
     margin=0.8,
     alpha=0.01,
     beta=0.1,
-    max_comparisons=40,
     reward_range=(-1.0, 1.0),
     rewards_per_session=None,
 )

@@ -185,11 +185,17 @@ def _register_canary_readings(metrics: GatewayMetrics, engines: EngineFleet) -> 
         canary = engines.serving and engines.serving.canary
         return canary.share if canary else 0.0
 
+    def seconds() -> float:
+        canary = engines.serving and engines.serving.canary
+        return max(0.0, time.time() - canary.began_at) if canary else 0.0
+
     def counted(counter: Counter[str]) -> Iterator[tuple[tuple[str, ...], float]]:
         return (((side,), count) for side, count in counter.items())
 
     metrics.read_from("stepwell_served_version", "Policy version that sessions get, by side.", ("side",), versions)
     metrics.read_from("stepwell_canary_share", "Share of the sessions that a canary gets.", (), lambda: [((), share())])
+    text = "How long the canary has been without a decision; 0 without one."
+    metrics.read_from("stepwell_canary_seconds", text, (), lambda: [((), seconds())])
     text = "Calls while there is a canary, by the side of their session."
     metrics.read_from(
         "stepwell_canary_calls", text, ("side",), lambda: counted(engines.split_counts.calls), kind="counter"

@@ -13,8 +13,9 @@ from typing import Literal, Protocol, TypeAlias
 
 from stepwell.common.message_format import message
 
-PolicyAction: TypeAlias = Literal["refuse", "canary", "promote", "rollback"]
-"""`refuse`: the version did not pass validation and was given to no session."""
+PolicyAction: TypeAlias = Literal["refuse", "canary", "overdue", "promote", "rollback"]
+"""`refuse`: the version did not pass validation and was given to no session. `overdue`: an alarm, the canary goes on
+without a decision."""
 DECISIONS_KEPT = 200
 WITHDRAWN_KEPT = 200
 VERSION_REWARDS_KEPT = 10_000
@@ -108,6 +109,12 @@ class PolicyStatus:
     missing: tuple[str, ...] = ()
     """Shards that did not answer. Their rewards are not counted."""
 
+    @property
+    def alarm(self) -> str | None:
+        """Why the canary has no decision yet, if it should have one by now."""
+        own = [found for found in self.decisions if self.canary is not None and found.version == self.canary.version]
+        return own[-1].reason if own and own[-1].action == "overdue" else None
+
 
 def tally_rewards(rewards: Iterable[VersionReward]) -> dict[int, RewardTally]:
     """By version."""
@@ -131,8 +138,9 @@ class GuardedPool(Protocol):
     def canary(self) -> Canary | None: ...
 
     def decide(self, decision: PolicyDecision, canary: Canary | None = None, policy_version: int | None = None) -> None:
-        """Keeps the decision and sets the canary, or ends it if it is None, in one change. `policy_version`: the
-        version that all other sessions get from now on. Conflict if a withdrawn version is to be promoted."""
+        """Keeps the decision and sets the canary, or ends it if it is None, in one change; `refuse` and `overdue` leave
+        the canary as it is. `policy_version`: the version that all other sessions get from now on. Conflict if a
+        withdrawn version is to be promoted."""
 
     def decisions(self) -> Sequence[PolicyDecision]:
         """The last ones, the oldest first."""

@@ -66,13 +66,16 @@ class Pool:
 
     def decide(self, decision: PolicyDecision, canary: Canary | None, policy_version: int | None) -> None:
         """About a version of the policy. Conflict if it was withdrawn since whoever decides has looked."""
-        if decision in self.state.decisions:
+        known = self.state.serving.canary
+        has_ended = decision.action == "overdue" and (known is None or known.version != decision.version)
+        if has_ended or decision in self.state.decisions:
             return
         if decision.action == "promote" and decision.version in self.state.serving.withdrawn:
             raise Conflict(f"version {decision.version} was refused or rolled back: it cannot be promoted")
         if canary is not None and not 0.0 <= canary.share <= 1.0:
             raise BadRequest(f"the share of a canary is between 0 and 1, not {canary.share}")
-        self.state.decide_policy(decision, canary, policy_version)
+        is_remark = decision.action in ("refuse", "overdue")
+        self.state.decide_policy(decision, known if is_remark else canary, policy_version)
 
     def advance(self, now: float, pool_time: float | None = None) -> None:
         """Let time pass: leases and deadlines that are over take effect. Pool time is `now` if it is not given."""

@@ -28,11 +28,20 @@ class CanaryWatch:
             if self._obeys_operator(state.candidate):
                 return
             test = self._read_rewards(state.candidate, state.stable)
-            verdict = test.verdict(self._record.clock() - state.began_at)
-            if verdict is not None and verdict.action == "promote":
+            verdict = test.verdict()
+            if verdict is None:
+                self._raise_alarm_if_due(state.candidate, test)
+            elif verdict.action == "promote":
                 self._record.set(phase="promoting", reason=verdict.reason)
-            elif verdict is not None:
+            else:
                 self._record.roll_back(verdict.reason)
+
+    def _raise_alarm_if_due(self, candidate: int, test: SequentialTest) -> None:
+        state = self._record.state
+        age = self._record.clock() - state.began_at
+        if age >= max(self._settings.alarm_after, 2 * state.alarmed_at):
+            self._record.decide(candidate, "overdue", test.outlook(age))
+            self._record.set(alarmed_at=age)
 
     def _read_rewards(self, candidate: int, stable: int) -> SequentialTest:
         """The test and the cursor are written together, so that each reward counts once."""
@@ -67,5 +76,5 @@ class CanaryWatch:
         """The decision that has ended the version's last canary in the pool."""
         for decision in reversed(self._pool.decisions()):
             if decision.version == version:
-                return None if decision.action == "canary" else decision
+                return decision if decision.action in ("promote", "rollback") else None
         return None

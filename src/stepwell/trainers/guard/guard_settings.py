@@ -16,11 +16,6 @@ class ComparisonSettings:
     """The probability with which a version that is not worse is rolled back is at most this."""
     beta: float = 0.05
     """The probability with which a version that is worse by the margin or more is promoted is at most this."""
-    max_comparisons: int = 200
-    """Then the better guess decides: promotion if the mean difference is above minus half the margin."""
-    max_seconds: float = 600.0
-    """The same after this time, if there are at least `min_comparisons`; with fewer, the canary goes on."""
-    min_comparisons: int = 10
     reward_range: tuple[float, float] = (0.0, 1.0)
     """The least and the largest reward. Others are cut to it."""
     rewards_per_session: int | None = 1
@@ -44,12 +39,16 @@ class GuardSettings(ComparisonSettings):
     canary_engines: int = 1
     """How many engines a canary has: the last ones of the pool's list. 0: there is no canary, and a version that passes
     validation is promoted."""
+    alarm_after: float = 600.0
+    """Seconds after which a canary without a decision raises an alarm, and again each time its age has doubled. It goes
+    on: time decides nothing."""
     interval: float = 0.5
     """Seconds between two looks at the rewards."""
     engine_timeout: float = 20.0
     """Seconds after which a canary ends whose engines do not serve its version."""
     validation_margin: float = 0.05
-    """How much lower than the best a version's validation may be."""
+    """A version whose validation is lower than the stable version's by less than this passes, however sure the loss is.
+    A larger loss is refused if chance does not explain it: an equal version with a probability of at most `alpha`."""
     max_refusals: int = 3
     """So many versions in a row that do not pass validation, and the trainer starts again from the stable one."""
     keep_versions: int = 3
@@ -59,5 +58,7 @@ class GuardSettings(ComparisonSettings):
         ComparisonSettings.__post_init__(self)
         if not 0.0 < self.canary_share < 1.0:
             raise BadRequest(f"canary_share is {self.canary_share:g}; it must be above 0 and below 1")
+        if self.alarm_after <= 0.0:
+            raise BadRequest("alarm_after must be above 0")
         if self.canary_engines < 0 or self.keep_versions < 1 or self.max_refusals < 1:
             raise BadRequest("canary_engines must be 0 or more, keep_versions and max_refusals 1 or more")

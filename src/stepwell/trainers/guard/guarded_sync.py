@@ -4,6 +4,8 @@ Invariants:
 - Only promoted versions serve all sessions. There is one canary at a time, and at least one engine without it.
 - A rollback is told to the pool first, so sessions leave the canary at once; then its engines get the stable weights.
 - While a canary is tested, the trainer goes on. Only its newest weights wait; the versions between are skipped.
+- What the pool has rolled back is not staged again, also if the folder was lost: then the pool says with which version
+  the guard may begin.
 - The state is on disk after each change. A trainer that is killed continues the test where it was.
 - A decision of an operator is obeyed.
 """
@@ -14,13 +16,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import GuardedPool, PolicyAction
 from stepwell.trainers.checkpoint import TensorState
 from stepwell.trainers.guard.canary_watch import CanaryWatch
 from stepwell.trainers.guard.guard_settings import GuardSettings
+from stepwell.trainers.guard.paired_scores import Scores, Validate, checked, mean_of, refusal
 from stepwell.trainers.guard.policy_record import PolicyRecord
 from stepwell.trainers.guard.sequential_test import SequentialTest
 from stepwell.trainers.guard.staged_versions import MakeSync, StagedVersions
@@ -36,9 +39,6 @@ log = logging.getLogger("stepwell.trainers")
 
 LONGEST_INTERVAL = 5.0
 """Seconds until the next try, after failures."""
-
-Validate: TypeAlias = Callable[["torch.nn.Module", int], float | None]
-"""The mean reward of a model and version in validation; None if there is none, and the version passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,13 @@ class GuardStatus:
     canary_mean: float | None
     stable_rewards: int
     stable_mean: float | None
-    best_validation: float | None
+    validation: float | None
+    """The mean score of the stable version."""
     decisions: dict[PolicyAction, int]
     """How many of each kind this process has made."""
     last_reason: str
+    alarm: str | None
+    """Why the candidate has no decision yet, if it should have one by now."""
 
 
 class GuardedSync:
@@ -81,7 +84,8 @@ class GuardedSync:
 
     `folder` keeps the state and the weights of the last versions. `make_sync` makes a WeightSync with
     `background=False` for a list of engines. `validate` is called in the trainer's thread with each new version, before
-    a session gets it. With `background=False` nothing is watched: call `watch` and `move` yourself.
+    a session gets it, and returns a score for each of the same tasks; before a refusal, also with the stable version.
+    With `background=False` nothing is watched: call `watch` and `move` yourself.
     """
 
     def __init__(
@@ -123,8 +127,8 @@ class GuardedSync:
             self._start(weights)
             if (restore := self._weights_to_restore()) is not None:
                 return self._report(restore)
-            if version > self._record.state.last and self._passes_validation(weights, version):
-                self._stage(weights, version)
+            if version > self._record.state.last:
+                self._take(weights, version)
             return self._report(self._weights_to_restore())
 
     def watch(self) -> None:
@@ -142,6 +146,8 @@ class GuardedSync:
     def status(self) -> GuardStatus:
         state = self._record.state
         test = SequentialTest(self.settings, state.test)
+        scores = None if state.stable is None else self._store.scores(state.stable)
+        is_overdue = state.phase == "testing" and state.alarmed_at > 0.0
         return GuardStatus(
             stable=state.stable,
             candidate=state.candidate,
@@ -152,9 +158,10 @@ class GuardedSync:
             canary_mean=test.canary_mean,
             stable_rewards=state.test.stable_rewards,
             stable_mean=test.stable_mean,
-            best_validation=state.best_validation,
+            validation=None if scores is None else mean_of(scores),
             decisions=dict(self._record.decisions),
             last_reason=self._record.last_reason,
+            alarm=test.outlook(self._record.clock() - state.began_at) if is_overdue else None,
         )
 
     def close(self) -> None:
@@ -164,25 +171,27 @@ class GuardedSync:
             pass  # what had begun has ended
 
     def _promote_first(self, model: "torch.nn.Module", version: int) -> float | None:
+        self._record.check_beginning(version)
         listed, count = self._pool.engines(), self.settings.canary_engines
         if count and len(listed) <= count:
             raise BadRequest(
                 f"a canary with {count} engines needs {count + 1} or more, and the pool lists {len(listed)}: add "
                 "engines to the gateway, or let validation alone decide with GuardSettings(canary_engines=0)"
             )
-        score = None if self._validate is None else self._validate(model, version)
+        self._store.save_scores(self._validated(model, version), version)
         self._store.save(model, version)
         with self._moving:
             synced = self._staged.sync(model, version, needed=())
         with self._record.lock:
             self._record.decide(version, "promote", "first version", policy_version=version)
-            self._record.set(stable=version, last=version, best_validation=score)
+            self._record.set(stable=version, last=version)
         return synced.logprob_gap
 
     def _start(self, model: "torch.nn.Module") -> None:
         """Once in each process: stages what an earlier process has left, and begins to watch."""
         if self._is_started:
             return
+        self._record.check_folder()
         state = self._record.state
         versions = {version for version in (state.stable, state.candidate, state.newest) if version is not None}
         for version in sorted(versions):
@@ -199,24 +208,44 @@ class GuardedSync:
                 for method, task in tasks
             ]
 
+    def _take(self, model: "torch.nn.Module", version: int) -> None:
+        if self._record.is_withdrawn(version):  # the folder is older than the pool's decision
+            self._record.set(last=version, restores=True)
+        elif self._passes_validation(model, version):
+            self._stage(model, version)
+
     def _passes_validation(self, model: "torch.nn.Module", version: int) -> bool:
-        """Whether it is at least as good as the best, but for the margin."""
-        score = None if self._validate is None else self._validate(model, version)
+        """Whether it is not worse than the stable version."""
+        stable, scores = self._record.state.stable, self._validated(model, version)
+        assert stable is not None
+        if scores is None:
+            return True
+        found = refusal(
+            scores, stable, self._store.scores(stable), lambda: self._validated_again(model, stable), self.settings
+        )
         with self._record.lock:
-            state, margin = self._record.state, self.settings.validation_margin
-            best = state.best_validation
-            if score is None or best is None or score >= best - margin:
-                known = {name: state.validation[name] for name in (str(state.candidate),) if name in state.validation}
-                self._record.set(refusals=0, validation=known | ({} if score is None else {str(version): score}))
+            state = self._record.state
+            if found is None:
+                self._store.save_scores(scores, version)
+                self._record.set(refusals=0)
                 return True
-            reason = f"validation {score:.3f} is below the best, {best:.3f}, by more than {margin:g}"
-            self._record.decide(version, "refuse", reason, canary=self._pool.canary())
+            worse = f"{-found.mean:.3f} ± {found.error:.3f} below that of version {stable}"
+            self._record.decide(version, "refuse", f"validation is {worse} on the same {found.tasks} tasks")
             refusals = state.refusals + 1
             restores = refusals >= self.settings.max_refusals
             counted = 0 if restores else refusals
             self._record.set(last=version, refusals=counted, restores=state.restores or restores)
             self._record.is_restore_delivered = self._record.is_restore_delivered and not restores
             return False
+
+    def _validated(self, model: "torch.nn.Module", version: int) -> Scores | None:
+        return None if self._validate is None else checked(self._validate(model, version))
+
+    def _validated_again(self, model: "torch.nn.Module", stable: int) -> Scores | None:
+        with borrowed(model, self._store.load(stable)):
+            scores = self._validated(model, stable)
+        self._store.save_scores(scores, stable)
+        return scores
 
     def _stage(self, model: "torch.nn.Module", version: int) -> None:
         with self._record.lock:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import Canary, GuardedPool, PolicyAction, PolicyDecision
 from stepwell.trainers.guard.guard_settings import GuardSettings
+from stepwell.trainers.guard.paired_scores import mean_of
 from stepwell.trainers.guard.version_store import VersionStore
 
 log = logging.getLogger("stepwell.trainers")
@@ -57,8 +59,42 @@ class PolicyRecord:
         self._pool.decide(decision, canary, policy_version)
         self.decisions[action] += 1
         self.last_reason = reason
-        is_bad_news = action in ("refuse", "rollback")
+        is_bad_news = action in ("refuse", "overdue", "rollback")
         log.log(logging.WARNING if is_bad_news else logging.INFO, "version %d: %s: %s", version, action, reason)
+
+    def check_beginning(self, version: int) -> None:
+        """BadRequest if the pool has decided about versions before, and does not know this one as good: the folder was
+        lost, and nobody knows whether the trainer's weights come from a version that was rolled back."""
+        decisions, served = self._pool.decisions(), self._pool.policy_version
+        own = next((found for found in reversed(decisions) if found.version == version), None)
+        if not decisions or (own is not None and own.action == "promote" and version >= served):
+            return
+        if own is None:
+            why = f"it knows nothing of version {version}"
+        elif own.action == "promote":
+            why = f"version {version} is older than version {served}, which the pool serves"
+        else:
+            why = f"version {version}: {own.action} by {own.by}: {own.reason}"
+        newest = max(served, *(found.version for found in decisions))
+        allowed = max(version, newest + 1)
+        raise BadRequest(
+            f"the guard's folder has no stable version, and the pool has decided about versions before; {why}. Bring "
+            "the folder back. If it is lost, start the trainer from weights that you trust, as a version that is new "
+            f"(trainer.version = {allowed}), and allow it first: stepwell policy promote --version {allowed}"
+        )
+
+    def check_folder(self) -> None:
+        """BadRequest if the folder is older than what the pool serves: engines would get older weights."""
+        known = max(number for number in (self.state.stable, self.state.candidate, -1) if number is not None)
+        if (served := self._pool.policy_version) > known:
+            raise BadRequest(
+                f"the guard's folder is an old one: it ends with version {known}, and the pool serves version {served}."
+                " Bring back the newest folder. If it is lost, empty this one; the next start says what to do"
+            )
+
+    def is_withdrawn(self, version: int) -> bool:
+        own = [found.action for found in self._pool.decisions() if found.version == version]
+        return bool(own) and own[-1] in ("refuse", "rollback")
 
     def begin_canary(self, candidate: int, reason: str) -> None:
         known, now = self._pool.canary(), self.clock()
@@ -89,5 +125,5 @@ class PolicyRecord:
 
     def text_of(self, version: int, text: str) -> str:
         """With what the version earned in validation."""
-        score = self.state.validation.get(str(version))
-        return f"{text}, no validation" if score is None else f"{text}, validation {score:.3f}"
+        scores = self._store.scores(version)
+        return f"{text}, no validation" if scores is None else f"{text}, validation {mean_of(scores):.3f}"

@@ -13,7 +13,9 @@ difference before it is known, and the capital of a bet is multiplied by its res
 Invariants:
 - The probabilities hold whatever the distribution of the rewards is, however often one looks, and if the mean reward of
   all versions moves with time. They need comparisons that do not depend on each other.
-- The capital of a bet is the mean over several λ, so no λ has to be chosen.
+- The capital of a bet is the mean over several λ, so no λ has to be chosen. The smallest one is so small that one of
+  the bets gains whatever the difference is: a test ends as long as rewards come.
+- Nothing else decides, and no time is too long: without evidence the canary goes on.
 - There is no clock, and the whole state is numbers that JSON can hold.
 """
 
@@ -28,16 +30,28 @@ from stepwell.trainers.guard.guard_settings import ComparisonSettings
 
 STAKES = (0.3, 0.6, 0.95)
 """λ, as shares of the largest one that cannot lose everything."""
+SMALLEST_STAKE = 1.5
+"""The smallest λ is at most this share of the margin. With a larger one both bets lose by the rewards' variance if the
+canary is worse by half the margin."""
 BLOCK = 4
 """Rewards of one version in one comparison, at most. More would make its mean hardly more exact."""
 WAITING = 100
 """Rewards of one version that wait for one of the other; older ones are not compared."""
 REMEMBERED_SESSIONS = 3000
+LEAST_EVIDENCE = 0.05
+"""From less, nobody can tell how long a test will take."""
 
 
 class Verdict(NamedTuple):
     action: Literal["promote", "rollback"]
     reason: str
+
+
+class DecisionEvidence(NamedTuple):
+    """The share that there is of what a decision needs, from 0 to 1. On average it grows evenly."""
+
+    promote: float
+    rollback: float
 
 
 @dataclass(slots=True)
@@ -67,6 +81,7 @@ class SequentialTest:
         self._low, high = settings.reward_range
         self._width = high - self._low
         self._margin = settings.margin / self._width
+        self._stakes = (min(STAKES[0], SMALLEST_STAKE * self._margin), *STAKES[1:])
 
     def add(self, rewards: Sequence[VersionReward], *, canary: int, stable: int) -> None:
         """Rewards in the order in which they came; those of other versions do not count."""
@@ -85,21 +100,42 @@ class SequentialTest:
                 state.stable_sum += scaled
         self._compare()
 
-    def verdict(self, seconds: float) -> Verdict | None:
-        """None: go on. `seconds` is how long the canary has run."""
-        settings, comparisons = self._settings, self.state.comparisons
+    def verdict(self) -> Verdict | None:
+        """None: go on."""
+        settings = self._settings
         if self.capital_worse >= 1 / settings.alpha:
             return Verdict("rollback", f"worse than the stable version (alpha {settings.alpha:g}): {self.figures()}")
         if self.capital_not_worse >= 1 / settings.beta:
             text = f"not worse by {settings.margin:g} (beta {settings.beta:g})"
             return Verdict("promote", f"{text}: {self.figures()}")
-        is_late = seconds >= settings.max_seconds and comparisons >= settings.min_comparisons
-        if comparisons < settings.max_comparisons and not is_late:
-            return None
-        limit = f"after {seconds:.0f} s" if is_late else f"after {comparisons} comparisons"
-        if self.mean_difference >= -settings.margin / 2:
-            return Verdict("promote", f"no clear result {limit}, and not worse by half the margin: {self.figures()}")
-        return Verdict("rollback", f"no clear result {limit}, and worse by half the margin: {self.figures()}")
+        return None
+
+    def outlook(self, seconds: float) -> str:
+        """How much evidence there is after that time, and how long it will still take."""
+        evidence, remaining = self.evidence, self.remaining(seconds)
+        rate = f"at this rate ({60 * self.state.comparisons / seconds:.2g} comparisons a minute)"
+        if not self.state.comparisons:
+            ending = "without comparisons it has no end: rewards of the canary or of the stable version do not come"
+        elif remaining is None:
+            ending = f"{rate} how long it will take cannot be said yet"
+        else:
+            ending = f"{rate} about {_minutes(remaining)} more"
+        return (
+            f"no decision after {_minutes(seconds)}: evidence {evidence.promote:.0%} of what a promotion needs and "
+            f"{evidence.rollback:.0%} of what a rollback needs; {self.figures()}; {ending}"
+        )
+
+    @property
+    def evidence(self) -> DecisionEvidence:
+        return DecisionEvidence(
+            _share(self.state.not_worse, self._settings.beta), _share(self.state.worse, self._settings.alpha)
+        )
+
+    def remaining(self, seconds: float) -> float | None:
+        """Seconds until the decision that has more evidence, if it goes on as in the first `seconds`. None with hardly
+        any evidence."""
+        share = max(self.evidence)
+        return seconds * (1.0 - share) / share if share >= LEAST_EVIDENCE else None
 
     @property
     def capital_worse(self) -> float:
@@ -157,8 +193,12 @@ class SequentialTest:
         state, largest = self.state, 1 / (1 - self._margin)
         state.comparisons += 1
         state.difference += difference
-        state.worse = _after(state.worse, -difference)
-        state.not_worse = _after(state.not_worse, largest * (difference + self._margin))
+        state.worse = self._after(state.worse, -difference)
+        state.not_worse = self._after(state.not_worse, largest * (difference + self._margin))
+
+    def _after(self, capital: Sequence[float], result: float) -> list[float]:
+        """The logarithms of the capital after a bet; `result` is at least -1."""
+        return [logarithm + math.log1p(stake * result) for logarithm, stake in zip(capital, self._stakes, strict=True)]
 
     def _mean(self, total: float, count: int) -> float | None:
         return self._low + self._width * total / count if count else None
@@ -171,13 +211,17 @@ def _means(rewards: Sequence[float], count: int) -> Iterator[float]:
         yield math.fsum(rewards[start:end]) / (end - start)
 
 
-def _after(capital: Sequence[float], result: float) -> list[float]:
-    """The logarithms of the capital after a bet; `result` is at least -1."""
-    return [logarithm + math.log1p(stake * result) for logarithm, stake in zip(capital, STAKES, strict=True)]
-
-
 def _mean_capital(logarithms: Sequence[float]) -> float:
     return math.fsum(math.exp(min(logarithm, 700.0)) for logarithm in logarithms) / len(logarithms)
+
+
+def _share(logarithms: Sequence[float], error_rate: float) -> float:
+    """Of the capital at which the best stake decides alone: its logarithm grows evenly, unlike that of the mean."""
+    return min(max(max(logarithms) / math.log(len(logarithms) / error_rate), 0.0), 1.0)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _shown(mean: float | None) -> str:

@@ -2,6 +2,7 @@
 
     guard.json      what the guard knows (GuardState)
     version-7.pt    the state_dict of the model at version 7
+    scores-7.json   what version 7 earned in validation, by task
 
 Invariant: each file is whole or absent, at whatever moment the process dies.
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from stepwell.common.atomic_files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest
 from stepwell.trainers.checkpoint import TensorState
+from stepwell.trainers.guard.paired_scores import Scores
 from stepwell.trainers.guard.sequential_test import ComparisonState
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 STATE_FILE = "guard.json"
 WEIGHTS = "version-"
 ENDING = ".pt"
+SCORES = "scores-"
 
 Phase: TypeAlias = Literal["idle", "placing", "testing", "promoting"]
 """`placing`: the candidate's weights are on their way to the canary's engines. `testing`: they serve sessions.
@@ -49,15 +52,13 @@ class GuardState:
     """Those of the canary."""
     began_at: float = 0.0
     """When the canary began, in seconds since 1970."""
+    alarmed_at: float = 0.0
+    """The age of the canary at its last alarm, in seconds."""
     test: ComparisonState = field(default_factory=ComparisonState)
     cursor: dict[str, str] | None = None
     """Where the pool's rewards that were read end."""
     restores: bool = False
     """The trainer must start again from the stable version."""
-    validation: dict[str, float] = field(default_factory=dict)
-    """What the newest version and the candidate earned in validation, by version."""
-    best_validation: float | None = None
-    """Of all promoted versions."""
     refusals: int = 0
     """Versions in a row that did not pass validation, until now."""
 
@@ -94,7 +95,9 @@ class VersionStore:
             test = _known(ComparisonState, found.pop("test", {}))
             return GuardState(**_known(GuardState, found), test=ComparisonState(**test))
         except (ValueError, TypeError, AttributeError) as failure:
-            raise BadRequest(f"{path} cannot be read ({failure}); remove it to let the guard begin anew") from None
+            raise BadRequest(
+                f"{path} cannot be read ({failure}); bring it back, or remove it: the next start says what to do"
+            ) from None
 
     def save(self, model: "torch.nn.Module", version: int) -> None:
         import torch
@@ -107,11 +110,23 @@ class VersionStore:
 
         if version not in self.versions():
             raise BadRequest(
-                f"{self._folder} does not have the weights of version {version}; remove its {STATE_FILE} to let the "
-                "guard begin anew with the trainer's weights"
+                f"{self._folder} does not have the weights of version {version}; bring them back, or remove its "
+                f"{STATE_FILE}: the next start says what to do"
             )
         state: TensorState = torch.load(self._path(version), map_location="cpu", weights_only=True)
         return state
+
+    def save_scores(self, scores: Scores | None, version: int) -> None:
+        if scores is None:
+            return
+        with replacing_file(self._scores_path(version)) as file:
+            file.write(json.dumps(dict(scores)).encode())
+
+    def scores(self, version: int) -> Scores | None:
+        """None if it was not validated."""
+        path = self._scores_path(version)
+        scores: Scores | None = json.loads(path.read_bytes()) if path.exists() else None
+        return scores
 
     def versions(self) -> list[int]:
         names = [path.name[len(WEIGHTS) : -len(ENDING)] for path in self._folder.glob(f"{WEIGHTS}*{ENDING}")]
@@ -122,6 +137,10 @@ class VersionStore:
         others = [version for version in self.versions() if version not in needed]
         for version in others[: max(0, len(others) + len(needed) - keep)]:
             self._path(version).unlink()
+            self._scores_path(version).unlink(missing_ok=True)
+
+    def _scores_path(self, version: int) -> Path:
+        return self._folder / f"{SCORES}{version}.json"
 
     def _path(self, version: int) -> Path:
         return self._folder / f"{WEIGHTS}{version}{ENDING}"

@@ -50,7 +50,12 @@ class WeightMoves:
             state = self._record.state
             if state.newest is None or state.restores:
                 return
-            changes: dict[str, Any] = {"candidate": state.newest, "newest": None, "test": ComparisonState()}
+            changes: dict[str, Any] = {
+                "candidate": state.newest,
+                "newest": None,
+                "test": ComparisonState(),
+                "alarmed_at": 0.0,
+            }
             if not count:
                 self._record.set(phase="promoting", reason=self._record.text_of(state.newest, "no canary"), **changes)
             elif len(answering) > count:
@@ -96,11 +101,7 @@ class WeightMoves:
                 except Conflict as withdrawn:
                     self._record.roll_back(str(withdrawn), is_told=True)
                     return
-            scores = [state.validation.get(str(candidate)), state.best_validation]
-            best = max((score for score in scores if score is not None), default=None)
-            self._record.set(
-                phase="idle", stable=candidate, candidate=None, engines=(), cursor=None, best_validation=best
-            )
+            self._record.set(phase="idle", stable=candidate, candidate=None, engines=(), cursor=None)
 
     def _is_served(self, version: int) -> bool:
         return str(version) in self._staged.told_versions(version).values()

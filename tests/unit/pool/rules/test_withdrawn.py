@@ -109,3 +109,21 @@ def test_a_decision_that_is_repeated_changes_nothing(pool: EasyPool) -> None:
 def test_a_share_is_a_share(pool: EasyPool) -> None:
     with pytest.raises(BadRequest, match="between 0 and 1"):
         pool.decide(PolicyDecision(4, "canary", "guard", "", 1.0), Canary(4, (), 1.5, 1.0), None)
+
+
+@pytest.mark.parametrize("action", ["refuse", "overdue"])
+def test_what_is_said_of_a_version_leaves_the_canary_that_there_is_now(pool: EasyPool, action: PolicyAction) -> None:
+    decide(pool, "canary")
+    pool.decide(PolicyDecision(4 if action == "overdue" else 5, action, "guard", "why", 2.0), None, None)
+    assert pool.state.serving.canary == CANARY
+    decide(pool, "rollback", at=3.0)
+    pool.decide(PolicyDecision(6, "refuse", "guard", "why", 4.0), CANARY, None)
+    assert pool.state.serving.canary is None
+
+
+def test_an_alarm_about_a_canary_that_has_ended_is_not_kept(pool: EasyPool) -> None:
+    decide(pool, "canary")
+    decide(pool, "rollback", at=2.0)
+    decide(pool, "overdue", at=3.0)
+    assert [decision.action for decision in pool.state.decisions] == ["canary", "rollback"]
+    assert pool.state.serving.withdrawn == (4,)

@@ -1,18 +1,23 @@
 """The guard over the real pool and the real weight sync: which engine has which version when, and what is decided."""
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import torch
 
 from stepwell.engines.vllm import VllmControl
 from stepwell.errors import BadRequest, PoolUnavailable, SyncFailed
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
 from stepwell.trainers.guard.version_store import VersionStore
+from stepwell.up.command_policy import promote
 from tests.rig.waiting import wait_until
 from tests.unit.trainers.guard.service import Constant, LoadedEngine, Service
 from tests.unit.trainers.scripted_engine import serve
@@ -144,43 +149,155 @@ def test_weights_that_waited_are_not_used_after_a_rollback(service: Service, gua
     assert service.versions() == ["1", "1", "1"]
 
 
+# -- a canary without evidence -----------------------------------------------------------------------------------------
+
+
+def test_a_canary_without_evidence_goes_on_after_its_time_with_an_alarm(
+    service: Service, guard: GuardedSync, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin_canary(guard)
+    service.reward(1, *[0.0, 1.0] * 6)
+    service.reward(2, *[1.0, 0.0, 0.0, 1.0] * 3)
+    guard.watch()
+    assert guard.status().alarm is None
+    service.now += 600.0
+    canary = service.pool.canary()
+    guard.watch()
+    assert (guard.status().phase, service.pool.canary()) == ("testing", canary)
+    assert service.actions()[-1] == (2, "overdue")
+    alarm = service.pool.decisions()[-1].reason
+    assert alarm.startswith("no decision after 10 min: evidence ")
+    assert "difference +0.00 in 12 comparisons" in alarm
+    assert f"version 2: overdue: {alarm}" in caplog.text
+    assert guard.status().alarm == service.pool._run(service.pool.local.policy_status()).alarm == alarm
+    assert guard.status().decisions["overdue"] == 1
+
+
+def test_an_alarm_comes_again_when_the_age_of_the_canary_has_doubled(service: Service, guard: GuardedSync) -> None:
+    begin_canary(guard)
+    ages = []
+    for minutes in range(45):
+        known = len(service.actions())
+        guard.watch()
+        ages += [minutes] * (len(service.actions()) - known)
+        service.now += 60.0
+    assert ages[0] == 10
+    assert all(later - 2 * earlier in (0, 1) for earlier, later in pairwise(ages))
+    assert len(ages) == 3
+    assert "without comparisons it has no end" in service.pool.decisions()[-1].reason
+
+
+def test_the_next_process_does_not_repeat_an_alarm(service: Service, guard: GuardedSync) -> None:
+    begin_canary(guard)
+    service.now += 700.0
+    guard.watch()
+    again = service.guard()
+    again.sync(Constant(0.1), 1)
+    again.watch()
+    assert service.actions() == [(1, "promote"), (2, "canary"), (2, "overdue")]
+    assert again.status().alarm is not None
+
+
+@pytest.mark.parametrize(("action", "served"), [("promote", "2"), ("rollback", "1")])
+def test_an_operator_ends_an_overdue_canary(
+    service: Service, guard: GuardedSync, action: Literal["promote", "rollback"], served: str
+) -> None:
+    begin_canary(guard)
+    service.now += 700.0
+    guard.watch()
+    service.operator(2, action, policy_version=2 if action == "promote" else None)
+    guard.watch()
+    guard.move()
+    assert service.versions() == [served] * 3
+    assert guard.status().alarm is None
+
+
+def test_an_overdue_canary_that_the_pool_has_forgotten_is_set_again(service: Service, guard: GuardedSync) -> None:
+    begin_canary(guard)
+    service.now += 700.0
+    guard.watch()
+    state = service.pool.local.transport.services["data_pool"].pool.state
+    state.serving = replace(state.serving, canary=None)
+    guard.watch()
+    assert service.actions()[-1] == (2, "canary")
+    assert guard.status().phase == "testing"
+
+
 # -- the gate ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_version_below_the_best_validation_is_given_to_no_session(service: Service) -> None:
+def scored(mean: float, tasks: int = 100) -> dict[str, float]:
+    return {f"task-{number}": float(number < mean * tasks) for number in range(tasks)}
+
+
+def test_a_version_that_is_worse_in_validation_is_given_to_no_session(service: Service) -> None:
     scores = {1: 0.8, 2: 0.7, 3: 0.76}
-    guard = service.guard(validate=lambda model, version: scores[version])
+    guard = service.guard(validate=lambda model, version: scored(scores[version]))
     guard.sync(Constant(0.1), 1)
     assert guard.sync(Constant(0.2), 2).restore is None
     guard.move()
     assert service.versions() == ["1", "1", "1"]
     refusal = service.pool.decisions()[-1]
     assert (refusal.version, refusal.action) == (2, "refuse")
-    assert refusal.reason == "validation 0.700 is below the best, 0.800, by more than 0.05"
+    assert refusal.reason == "validation is 0.100 ± 0.030 below that of version 1 on the same 100 tasks"
     guard.sync(Constant(0.3), 3)
     guard.move()
     assert service.versions() == ["1", "1", "3"]
     assert service.pool.decisions()[-1].reason == "15% of sessions, validation 0.760"
 
 
-def test_the_best_validation_is_that_of_promoted_versions(service: Service) -> None:
+def test_a_version_is_validated_against_the_stable_one(service: Service) -> None:
     scores = {1: 0.5, 2: 0.9, 3: 0.7}
-    guard = service.guard(validate=lambda model, version: scores[version])
+    guard = service.guard(validate=lambda model, version: scored(scores[version]))
     guard.sync(Constant(0.1), 1)
     begin_canary(guard)
-    assert guard.status().best_validation == 0.5
+    assert guard.status().validation == 0.5
     service.reward(1, *GOOD)
     service.reward(2, *GOOD)
     guard.watch()
     guard.move()
-    assert guard.status().best_validation == 0.9
+    assert guard.status().validation == 0.9
     guard.sync(Constant(0.3), 3)
     assert service.actions()[-1] == (3, "refuse")
 
 
+def test_a_version_is_not_refused_because_the_stable_one_was_lucky_once(service: Service) -> None:
+    validated = list[tuple[int, float]]()
+
+    def validate(model: torch.nn.Module, version: int) -> dict[str, float]:
+        is_lucky = not validated
+        validated.append((version, round(model.weight.item(), 3)))  # type: ignore[operator]
+        return scored(0.9 if is_lucky else 0.7)
+
+    guard, model = service.guard(validate=validate), Constant(0.2)
+    guard.sync(Constant(0.1), 1)
+    guard.sync(model, 2)
+    assert validated == [(1, 0.1), (2, 0.2), (1, 0.1)], "the stable weights once more before a refusal"
+    assert model.weight.item() == pytest.approx(0.2)
+    assert service.actions() == [(1, "promote")]
+    assert guard.status().validation == 0.7
+    guard.sync(Constant(0.3), 3)
+    assert validated[3:] == [(3, 0.3)]
+
+
+def test_scores_of_validation_outlive_the_process(service: Service) -> None:
+    service.guard(validate=lambda model, version: scored(0.8)).sync(Constant(0.1), 1)
+    again = service.guard(validate=lambda model, version: {2: scored(0.8)}[version])
+    again.sync(Constant(0.2), 2)
+    assert service.actions() == [(1, "promote")]
+
+
+@pytest.mark.parametrize(("wrong", "why"), [(0.7, "by task"), ({"another": 1.0}, "0 tasks with those of version 1")])
+def test_scores_that_cannot_be_compared_are_named(service: Service, wrong: object, why: str) -> None:
+    guard = service.guard(validate=lambda model, version: scored(0.7) if version == 1 else wrong)
+    guard.sync(Constant(0.1), 1)
+    with pytest.raises(BadRequest, match=why):
+        guard.sync(Constant(0.2), 2)
+
+
 def test_a_refusal_leaves_the_canary_alone(service: Service) -> None:
     scores = {1: 0.8, 2: 0.8, 3: 0.1}
-    guard = service.guard(validate=lambda model, version: scores[version])
+    guard = service.guard(validate=lambda model, version: scored(scores[version]))
     guard.sync(Constant(0.1), 1)
     begin_canary(guard)
     guard.sync(Constant(0.3), 3)
@@ -190,7 +307,7 @@ def test_a_refusal_leaves_the_canary_alone(service: Service) -> None:
 
 
 def test_after_some_refusals_the_trainer_starts_again(service: Service) -> None:
-    guard = service.guard(validate=lambda model, version: 1.0 / version)
+    guard = service.guard(validate=lambda model, version: scored(1.0 / version))
     guard.sync(Constant(0.1), 1)
     restored = [guard.sync(Constant(0.2), version).restore for version in (2, 3, 4)]
     assert [weights is not None for weights in restored] == [False, False, True]
@@ -199,7 +316,7 @@ def test_after_some_refusals_the_trainer_starts_again(service: Service) -> None:
 
 
 def test_without_validation_a_version_passes(service: Service) -> None:
-    guard = service.guard(validate=lambda model, version: 0.8 if version == 1 else None)
+    guard = service.guard(validate=lambda model, version: scored(0.8) if version == 1 else None)
     guard.sync(Constant(0.1), 1)
     begin_canary(guard)
 
@@ -209,7 +326,7 @@ def test_one_engine_has_no_canary_and_one_is_told_at_once(service: Service) -> N
     with pytest.raises(BadRequest, match=r"needs 2 or more, and the pool lists 1: .*canary_engines=0"):
         service.guard().sync(Constant(0.1), 1)
     assert service.engines[0].calls == []
-    guard = service.guard(settings=GuardSettings(canary_engines=0), validate=lambda model, version: 0.5)
+    guard = service.guard(settings=GuardSettings(canary_engines=0), validate=lambda model, version: scored(0.5))
     guard.sync(Constant(0.1), 1)
     guard.sync(Constant(0.2), 2)
     guard.move()
@@ -502,3 +619,108 @@ def test_threads_do_it_all(service: Service) -> None:
     wait_until(lambda: service.versions() == ["1", "1", "1"], "the stable weights")
     guard.close()
     assert guard.status().decisions == {"promote": 1, "canary": 1, "rollback": 1}
+
+
+# -- a folder that was lost --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def robbed(service: Service, guard: GuardedSync) -> GuardedSync:
+    """A guard whose folder is gone: version 1 is stable, 2 was rolled back, 3 is a canary."""
+    begin_canary(guard, 2)
+    service.reward(1, *GOOD)
+    service.reward(2, *BAD)
+    guard.watch()
+    guard.move()
+    guard.sync(Constant(0.3), 3)
+    begin_canary(guard, 3)
+    guard.close()
+    shutil.rmtree(service.folder)
+    return service.guard()
+
+
+@pytest.mark.parametrize(
+    ("version", "why", "number"),
+    [
+        (4, "it knows nothing of version 4", 4),
+        (2, "version 2: rollback by guard: worse than the stable version", 4),
+        (3, "version 3: canary by guard: 15% of sessions", 4),
+        (0, "it knows nothing of version 0", 4),
+    ],
+)
+def test_without_its_folder_the_guard_brings_no_unknown_weights_to_engines(
+    service: Service, robbed: GuardedSync, version: int, why: str, number: int
+) -> None:
+    served, canary, decided = service.weights(), service.pool.canary(), service.actions()
+    with pytest.raises(BadRequest) as refused:
+        robbed.sync(Constant(0.2), version)
+    robbed.move()
+    assert (service.weights(), service.pool.canary(), service.actions()) == (served, canary, decided)
+    assert why in str(refused.value)
+    assert f"stepwell policy promote --version {number}" in str(refused.value)
+
+
+def test_without_its_folder_the_guard_goes_on_from_the_version_that_the_pool_serves(
+    service: Service, robbed: GuardedSync
+) -> None:
+    assert robbed.sync(Constant(0.1), 1).stable == 1
+    assert service.weights() == pytest.approx([0.1] * 3)
+    assert service.pool.canary() is None
+
+
+def test_an_operator_allows_the_first_version_of_a_guard_that_has_lost_its_folder(
+    service: Service, robbed: GuardedSync
+) -> None:
+    said = service.pool._run(promote(service.pool.local, "ada", "checked by hand", version=4))
+    assert said == "version 4 is allowed: start the trainer, whose guard brings it to all engines"
+    assert service.pool.canary() is not None
+    assert robbed.sync(Constant(0.4), 4).stable == 4
+    assert service.weights() == pytest.approx([0.4] * 3)
+    assert (service.pool.policy_version, service.pool.canary()) == (4, None)
+
+
+def test_a_version_that_the_pool_has_served_long_ago_is_not_brought_back(service: Service, guard: GuardedSync) -> None:
+    begin_canary(guard)
+    service.reward(1, *GOOD)
+    service.reward(2, *GOOD)
+    guard.watch()
+    guard.move()
+    shutil.rmtree(service.folder)
+    with pytest.raises(BadRequest, match="version 1 is older than version 2, which the pool serves"):
+        service.guard().sync(Constant(0.1), 1)
+    assert service.versions() == ["2"] * 3
+
+
+def test_an_older_folder_does_not_stage_a_version_that_was_rolled_back(service: Service, guard: GuardedSync) -> None:
+    older = service.folder.with_name("older")
+    shutil.copytree(service.folder, older)
+    begin_canary(guard)
+    service.reward(1, *GOOD)
+    service.reward(2, *BAD)
+    guard.watch()
+    guard.move()
+    service.folder = older
+    again = service.guard()
+    report = again.sync(Constant(0.2), 2)
+    assert report.restore is not None
+    assert report.restore["weight"].item() == pytest.approx(0.1)
+    again.move()
+    assert service.versions() == ["1"] * 3
+    assert service.actions()[-1] == (2, "rollback")
+    assert again.sync(Constant(0.1), 3).restore is None
+    again.move()
+    assert service.actions()[-1] == (3, "canary")
+
+
+def test_an_older_folder_does_not_bring_back_an_older_stable_version(service: Service, guard: GuardedSync) -> None:
+    older = service.folder.with_name("older")
+    shutil.copytree(service.folder, older)
+    begin_canary(guard)
+    service.reward(1, *GOOD)
+    service.reward(2, *GOOD)
+    guard.watch()
+    guard.move()
+    service.folder = older
+    with pytest.raises(BadRequest, match="it ends with version 1, and the pool serves version 2"):
+        service.guard().sync(Constant(0.3), 3)
+    assert service.versions() == ["2"] * 3

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def simulate(stable: float, canary: float, settings: ComparisonSettings) -> Simu
     for _ in range(RUNS):
         test = SequentialTest(settings)
         number = 0
-        while (verdict := test.verdict(0.0)) is None:
+        while (verdict := test.verdict()) is None:
             number += 1
             of_stable = [float(random.random() < stable) for _ in range(random.poisson(PER_CANARY))]
             came = rewards_of(STABLE, of_stable, f"{number}-") + rewards_of(
@@ -76,6 +76,22 @@ def test_a_wider_margin_is_sooner_promoted() -> None:
     assert wide.rewards < 0.7 * simulate(0.8, 0.8, ComparisonSettings()).rewards
 
 
+def test_a_test_with_a_small_margin_ends_if_the_canary_is_worse_by_half_of_it() -> None:
+    """Neither bet would gain with the larger stakes alone: the rewards' variance costs more."""
+    random, settings = np.random.default_rng(3), ComparisonSettings(margin=0.05)
+    for run in range(4):
+        test = SequentialTest(settings)
+        for number in range(12_000):
+            stable = rewards_of(
+                STABLE, [float(chance < 0.5) for chance in random.random(PER_CANARY)], f"{run}-{number}-"
+            )
+            came = [*stable, *rewards_of(CANARY, [float(random.random() < 0.475)], f"{run}-{number}-")]
+            test.add(came, canary=CANARY, stable=STABLE)
+            if test.verdict() is not None:
+                break
+        assert test.verdict() is not None
+
+
 def given(settings: ComparisonSettings, canary: list[float], stable: list[float]) -> SequentialTest:
     test = SequentialTest(settings)
     test.add([*rewards_of(STABLE, stable), *rewards_of(CANARY, canary)], canary=CANARY, stable=STABLE)
@@ -83,7 +99,7 @@ def given(settings: ComparisonSettings, canary: list[float], stable: list[float]
 
 
 def test_the_reason_has_the_figures() -> None:
-    verdict = given(ComparisonSettings(), [0.0] * 12, [1.0] * 24).verdict(3.0)
+    verdict = given(ComparisonSettings(), [0.0] * 12, [1.0] * 24).verdict()
     assert verdict is not None
     assert verdict.action == "rollback"
     assert verdict.reason == (
@@ -138,25 +154,44 @@ def test_margin_and_rewards_have_the_units_of_the_range() -> None:
     assert wide.mean_difference == pytest.approx(2 * unit.mean_difference)
 
 
-@pytest.mark.parametrize(("canary", "action"), [(0.45, "promote"), (0.35, "rollback")])
-def test_the_better_guess_decides_at_the_largest_number(canary: float, action: Literal["promote", "rollback"]) -> None:
-    settings = ComparisonSettings(max_comparisons=4)
-    test = given(settings, [canary] * 3, [0.5] * 3)
-    assert test.verdict(0.0) is None
-    test.add([VersionReward(STABLE, 0.5, "one"), VersionReward(CANARY, canary, "more")], canary=CANARY, stable=STABLE)
-    verdict = test.verdict(0.0)
-    assert verdict is not None
-    assert verdict.action == action
-    assert verdict.reason.startswith("no clear result after 4 comparisons")
+@pytest.mark.parametrize("canary", [0.35, 0.45])
+def test_a_mean_without_evidence_decides_nothing(canary: float) -> None:
+    assert given(ComparisonSettings(), [canary] * 12, [0.5] * 12).verdict() is None
 
 
-def test_with_too_few_rewards_the_canary_goes_on_after_the_time() -> None:
-    settings = ComparisonSettings(max_seconds=60.0, min_comparisons=3)
-    assert given(settings, [0.5] * 2, [0.5] * 2).verdict(1000.0) is None
-    assert given(settings, [0.5] * 3, [0.5] * 3).verdict(59.0) is None
-    verdict = given(settings, [0.5] * 3, [0.5] * 3).verdict(60.0)
-    assert verdict is not None
-    assert verdict.reason.startswith("no clear result after 60 s, and not worse by half the margin")
+def test_the_outlook_says_how_much_evidence_there_is_and_how_long_it_takes() -> None:
+    test = SequentialTest(ComparisonSettings())
+    for number in range(6):
+        test.add(
+            [*rewards_of(STABLE, [1.0], f"{number}-"), *rewards_of(CANARY, [1.0], f"{number}-")],
+            canary=CANARY,
+            stable=STABLE,
+        )
+    promote, rollback = test.evidence
+    assert 0.3 < promote < 0.7
+    assert rollback == 0.0
+    remaining = test.remaining(360.0)
+    assert remaining is not None
+    decided = 6
+    while test.verdict() is None:
+        decided += 1
+        came = [*rewards_of(STABLE, [1.0], f"{decided}-"), *rewards_of(CANARY, [1.0], f"{decided}-")]
+        test.add(came, canary=CANARY, stable=STABLE)
+    assert remaining == pytest.approx(60.0 * (decided - 6), rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("canary", "stable", "outlook"),
+    [
+        ([], [1.0], "without comparisons it has no end"),
+        ([0.0, 1.0], [1.0, 0.0], "how long it will take cannot be said yet"),
+        ([1.0] * 6, [1.0] * 6, "at this rate (0.6 comparisons a minute) about "),
+    ],
+)
+def test_the_outlook_in_words(canary: list[float], stable: list[float], outlook: str) -> None:
+    told = given(ComparisonSettings(), canary, stable).outlook(600.0)
+    assert told.startswith("no decision after 10 min: evidence ")
+    assert outlook in told
 
 
 def test_a_test_goes_on_from_its_state() -> None:

@@ -33,14 +33,19 @@ def test_old_versions_go_but_those_that_are_needed(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
     for version in range(1, 7):
         store.save(Bigram(), version)
+        store.save_scores({"a": version / 2}, version)
     store.prune(3, needed=[2])
     assert store.versions() == [2, 5, 6]
+    assert [store.scores(version) for version in (1, 2, 5)] == [None, {"a": 1.0}, {"a": 2.5}]
     store.prune(1, needed=[2, 6])
     assert store.versions() == [2, 6]
 
 
 def test_a_version_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match=rf"^{tmp_path} does not have the weights of version 4; remove its guard.json"):
+    with pytest.raises(
+        BadRequest,
+        match=rf"^{tmp_path} does not have the weights of version 4; bring them back, or remove its guard.json",
+    ):
         VersionStore(tmp_path).load(4)
 
 
