@@ -47,6 +47,12 @@ MEDIA = [
     {"type": "video_url", "video_url": {"url": "ftp://pictures.example/x"}},
     {"type": "audio_url", "audio_url": {"url": "https://internal/x"}},
     {"image_url": {"url": "file:///etc/passwd"}},
+    {"image_url": "http://169.254.169.254/x"},
+    {"type": "text", "text": "hi", "uuid": "u", "image_url": "http://169.254.169.254/x"},
+    {"type": "text", "uuid": "u", "video_url": {"url": "http://169.254.169.254/x"}},
+    {"type": "refusal", "refusal": "no", "uuid": "u", "audio_url": "file:///etc/passwd"},
+    {"type": "file", "file_url": "http://169.254.169.254/x"},
+    {"type": "image_url", "image_url": {"url": "https://10.0.0.1\\@pictures.example/x.png"}},
 ]
 ALLOWED_MEDIA = [
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
