@@ -9,7 +9,7 @@ Every token takes this path, so it is plain ASGI without a framework.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,8 +40,8 @@ from stepwell.gateway.http.error_responses import (
     describe_unforeseen,
 )
 from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields, ReplacedSampling
-from stepwell.gateway.http.quotas import CallQuotas
-from stepwell.gateway.http.request_body import Message, Receive, Send, declared_length, read_body
+from stepwell.gateway.http.quotas import CallInFlight, CallQuotas
+from stepwell.gateway.http.request_body import Message, Receive, Send, declared_length
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
 from stepwell.gateway.http.tracing import Tracing
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, BegunStep, PromptOrigin, StepBuilder
@@ -133,19 +133,16 @@ class AgentCalls:
         writer = ResponseWriter(send, time.monotonic)
         opener = caller if ref == NO_TRAJECTORY and not is_whitebox else None
         kind = f"whitebox_{dialect.name}" if is_whitebox else dialect.name
-        began, self.in_flight = writer.touched_at, self.in_flight + 1
+        began = writer.touched_at
         exchange = None
         try:
-            if self.in_flight > self.max_in_flight:
-                raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
             headers = read_call_headers(scope["headers"])
             if not headers.is_captured and not caller.may_opt_out:
                 headers = replace(headers, is_captured=True)
                 self.metrics.opt_outs_ignored.inc()
                 writer.headers.append((CAPTURE_HEADER, b"on"))
-            size = declared_length(scope["headers"])
-            with self.quotas.call_of(caller.quota_name or ref.trajectory_uid, size or 0) as use:
-                raw = await read_body(receive, on_part=None if size is not None else use.grow)
+            with self.admit(scope, ref, caller) as use:
+                raw = await use.body(receive)
                 if is_whitebox:
                     placed, call = WHITEBOX, as_unrecorded(dialect.read(raw, self.around))
                 else:
@@ -174,8 +171,20 @@ class AgentCalls:
             self.metrics.calls_refused[kind, error.code].inc()
             await send_error(writer, dialect, error, exchange.stream if exchange else None)
         finally:
-            self.in_flight -= 1
             self._count(kind, writer, began, exchange)
+
+    @contextlib.contextmanager
+    def admit(self, scope: Message, ref: TrajectoryRef, caller: Caller) -> Iterator[CallInFlight]:
+        """A call in flight, which takes from the quota of its caller. Overloaded if there are too many."""
+        self.in_flight += 1
+        try:
+            if self.in_flight > self.max_in_flight:
+                raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
+            size = declared_length(scope["headers"])
+            with self.quotas.call_of(caller.quota_name or ref.trajectory_uid, size) as use:
+                yield use
+        finally:
+            self.in_flight -= 1
 
     async def _placed(
         self, ref: TrajectoryRef, opener: Caller | None, headers: CallHeaders, dialect: Dialect, raw: bytes

@@ -102,7 +102,7 @@ class GatewayAsgi:
         if call and dialect and scope["method"] == "POST":
             ref = TrajectoryRef(call[1], call[2]) if call[1] else NO_TRAJECTORY
             if (counter := dialect.token_counter) is not None and counter.path == call[4]:
-                await self._counts.serve(receive, send, ref, dialect, counter)
+                await self._counts.serve(scope, receive, send, ref, dialect, counter, caller)
             else:
                 is_whitebox = call[3] is not None
                 await self._calls.serve(scope, receive, send, ref, dialect, caller, is_whitebox=is_whitebox)
