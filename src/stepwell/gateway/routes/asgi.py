@@ -39,6 +39,8 @@ from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.wire.gateway_api import UID_PATTERN
 
 ATROPOS_PREFIX = "/atropos"
+SESSION_BODY = 64 * 2**10
+"""Bytes of a body by which the holder of a session key opens a session."""
 CALL_HEADER = side_calls.CALL_HEADER.encode()
 
 
@@ -107,7 +109,8 @@ class GatewayAsgi:
                 is_whitebox = call[3] is not None
                 await self._calls.serve(scope, receive, send, ref, dialect, caller, is_whitebox=is_whitebox)
         else:
-            limited_receive = limited(receive, self._largest_body)
+            largest = self._largest_body if caller.session is None else min(self._largest_body, SESSION_BODY)
+            limited_receive = limited(receive, largest)
             await self._access.guard.serve(self.app, route, caller, scope, limited_receive, send)
 
     def _check(self, scope: Message) -> tuple[Route, Caller]:
