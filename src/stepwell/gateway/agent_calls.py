@@ -164,7 +164,8 @@ class AgentCalls:
                 if opener is not None and (shown := placed.shown) is not None:
                     writer.headers.append((TRAJECTORY_HEADER, f"{shown.trajectory_uid}/{shown.prompt_uid}".encode()))
                 with self.known.call_of(ref):
-                    await self._join_or_lead(exchange, Client(scope, receive), headers.key(begun.trajectory_uid, raw))
+                    name = caller.quota_name or ref.trajectory_uid
+                    await self._join_or_lead(exchange, Client(scope, receive), headers.key(ref, raw), name)
                 use.use(exchange.prompt_tokens + exchange.response_tokens)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
@@ -238,7 +239,7 @@ class AgentCalls:
             extras=extras,
         )
 
-    async def _join_or_lead(self, exchange: Exchange, client: Client, key: Hashable) -> None:
+    async def _join_or_lead(self, exchange: Exchange, client: Client, key: Hashable, caller: str) -> None:
         task = asyncio.current_task()
         assert task is not None
         shared = self.deduplicator.find(key)
@@ -252,7 +253,7 @@ class AgentCalls:
             finally:
                 shared.leave()
         else:
-            shared = self.deduplicator.lead(key, task.cancel)
+            shared = self.deduplicator.lead(key, task.cancel, caller)
             exchange.writer.share(shared)
             try:
                 await self._while_wanted(exchange, client, self._answer(exchange), shared.leave)
