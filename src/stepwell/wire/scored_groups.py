@@ -38,7 +38,7 @@ OF_SEQUENCES = (
 OF_GROUPS = ("generation_params", "group_overrides", "images")
 """Optional fields of the group as a whole."""
 NO_NUMBER = re.compile(rb"NaN|Infinity|nan|inf")
-BYTES_A_CONTAINER = 8
+BYTES_A_CONTAINER = 16
 """A large body may have a list for so many bytes: its lists take no more memory than its numbers then. Distillation
 sends a list for each token."""
 LARGEST_VERSION = 2**63 - 1
