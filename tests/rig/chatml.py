@@ -86,7 +86,7 @@ def _text(message: Message) -> str:
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in content if part["type"] == "text")
+    return "\n".join(part["text"] for part in content if part.get("type") == "text")
 
 
 def _parsed(arguments: Any) -> Any:

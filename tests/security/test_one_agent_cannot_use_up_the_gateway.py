@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import time
+from functools import partial
 from io import BytesIO
 from typing import Any
 from weakref import WeakSet
@@ -14,9 +15,11 @@ import pytest
 from stepwell.access.access_keys import AccessKeys, _derived_key
 from stepwell.common import bounded_http
 from stepwell.common.bounded_http import MOST_HEADER_BYTES, MOST_HEADERS, BoundedHttp
+from stepwell.common.json_containers import MOST_CONTAINERS, check_containers
 from stepwell.errors import BadRequest, Overloaded, TooLarge
+from stepwell.gateway import agent_calls
+from stepwell.gateway.http import deduplication
 from stepwell.gateway.http.quotas import CallQuota, CallQuotas
-from stepwell.gateway.http.request_body import MOST_CONTAINERS, check_containers
 from tests.integration.gateway.agent import agent_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.fake_engine.faults import Faults
@@ -53,6 +56,20 @@ async def test_such_a_body_costs_the_gateway_nothing_but_a_refusal(
         ) as answer,
     ):
         assert answer.status == 413
+
+
+@pytest.mark.parametrize("path", ["/init_trajectory", "/submit_steps", "/compute_reward"])
+async def test_a_body_of_an_operators_call_is_no_larger_in_memory(
+    pool: LocalPool, engine: FakeEngine, path: str
+) -> None:
+    body = b'{"metadata": {"a": [' + b"[]," * MOST_CONTAINERS + b"[]]}}"
+    async with (
+        serve_gateway(pool, [engine.url]) as url,
+        agent_of(url) as agent,
+        agent.http.post(path, data=BytesIO(body), headers={"Content-Type": "application/json"}) as answer,
+    ):
+        assert answer.status == 413
+        assert "more than 250000 objects and lists" in await answer.text()
 
 
 async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -213,6 +230,25 @@ async def test_one_agents_calls_in_flight_do_not_refuse_anothers(pool: LocalPool
         await asyncio.gather(*waiting)
         await greedy.ask()
         assert await honest.metric('stepwell_quota_refused_total{quota="in_flight"}') == 1
+
+
+async def test_the_answers_that_are_kept_for_one_agents_keys_are_bounded(
+    pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = partial(deduplication.RequestDeduplicator, kept_of_a_caller=20_000)
+    monkeypatch.setattr(agent_calls, "RequestDeduplicator", bounded)
+    async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as greedy, agent_of(url) as honest:
+        refused, text = await greedy.say(headers={"Idempotency-Key": "k" * 8_000})
+        assert (refused, "at most 255 bytes" in text) == (400, True)
+        await honest.say(headers={"Idempotency-Key": "mine"})
+        for n in range(20):
+            await greedy.say(headers={"Idempotency-Key": f"{n:0255}"})
+        called = len(engine.requests)
+        await honest.say(headers={"Idempotency-Key": "mine"})
+        assert len(engine.requests) == called, "the honest agent's answer was kept"
+        dropped = await honest.metric('stepwell_kept_answers_dropped_total{cause="caller"}')
+        assert dropped is not None
+        assert 20 - 20_000 // deduplication.AN_ANSWER <= dropped < 20
 
 
 def test_long_names_are_not_remembered() -> None:

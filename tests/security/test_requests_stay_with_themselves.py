@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import openai
+import orjson
 import pytest
 
 from stepwell.errors import BadRequest
@@ -12,6 +13,7 @@ from stepwell.gateway.dialects.dialect import CallSurroundings
 from stepwell.gateway.dialects.markers import writes_markers
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.rewards.sample import sample_of
+from stepwell.steps.sampling import untrainable_reason
 from stepwell.wire.openai import Upstream
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine
@@ -47,6 +49,12 @@ MEDIA = [
     {"type": "video_url", "video_url": {"url": "ftp://pictures.example/x"}},
     {"type": "audio_url", "audio_url": {"url": "https://internal/x"}},
     {"image_url": {"url": "file:///etc/passwd"}},
+    {"image_url": "http://169.254.169.254/x"},
+    {"type": "text", "text": "hi", "uuid": "u", "image_url": "http://169.254.169.254/x"},
+    {"type": "text", "uuid": "u", "video_url": {"url": "http://169.254.169.254/x"}},
+    {"type": "refusal", "refusal": "no", "uuid": "u", "audio_url": "file:///etc/passwd"},
+    {"type": "file", "file_url": "http://169.254.169.254/x"},
+    {"type": "image_url", "image_url": {"url": "https://10.0.0.1\\@pictures.example/x.png"}},
 ]
 ALLOWED_MEDIA = [
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
@@ -99,6 +107,28 @@ async def test_an_engine_fetches_media_from_listed_hosts_only(
 def test_media_in_the_request_or_of_a_listed_host_pass(part: dict[str, Any]) -> None:
     request: dict[str, Any] = {"messages": [{"role": "user", "content": [part]}]}
     assert RequestRules(media_hosts=frozenset(("pictures.example",))).apply(request, Upstream.CHAT) == ()
+
+
+HIDDEN = {"uuid": "u", "image_url": "http://169.254.169.254/x", "cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "request_body"),
+    [
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", **HIDDEN}] * 2}]}),
+        ("messages", {"system": [{"type": "text", "text": "hi", **HIDDEN}], "messages": HELLO["messages"]}),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi", **HIDDEN}] * 2}]}),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "text", "text": "hi", **HIDDEN}]}]}),
+    ],
+)
+def test_a_dialect_that_translates_passes_on_nothing_of_a_text_but_its_words(
+    name: str, request_body: dict[str, Any]
+) -> None:
+    (dialect,) = (dialect for dialect in DIALECTS if dialect.name == name)
+    raw = orjson.dumps({"model": "tiny", "max_tokens": 4, **request_body})
+    call = dialect.read(raw, CallSurroundings(response_length=8))
+    assert {type(message["content"]) for message in call.request["messages"]} == {str}
+    assert untrainable_reason(call.request) is None
 
 
 async def test_an_agent_cannot_say_which_of_its_steps_are_trained(pool: LocalPool, engine: FakeEngine) -> None:

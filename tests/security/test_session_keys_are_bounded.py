@@ -18,6 +18,7 @@ from stepwell.gateway.call_placement import SESSION_IDS, SessionIds
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.dialects.side_calls import SYSTEM_RULES
 from stepwell.gateway.http.quotas import CallQuota
+from stepwell.gateway.routes.asgi import SESSION_BODY
 from stepwell.gateway.trajectory_lifecycle import SESSION_METADATA
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.sessions import subjects_of
@@ -119,6 +120,9 @@ async def test_the_metadata_of_a_session_key_is_small(tmp_path: Path, pool: Loca
         refused = await mallory.post("/init_trajectory", {"metadata": {"x": "m" * SESSION_METADATA}})
         assert refused.status_code == 413
         assert "at most 16 KiB of metadata" in refused.text
+        unread = await mallory.post("/init_trajectory", {"metadata": {"x": "m" * SESSION_BODY}})
+        assert unread.status_code == 413
+        assert "larger than 64 KiB" in unread.text
         assert (await mallory.post("/init_trajectory", {"metadata": {"x": "m" * 8_000}})).status_code == 200
         operator = Client(mallory.http, CONTROL)
         assert (await operator.post("/init_trajectory", {"metadata": {"x": "m" * 2**20}})).status_code == 200

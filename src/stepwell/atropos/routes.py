@@ -51,13 +51,13 @@ class AtroposRoutes:
     # -- registration --------------------------------------------------------------------------------------------------
 
     async def register(self, channel: str, request: AtroposRequest) -> Response:
-        trainer = shapes.read_call(shapes.TrainerRegistration, await request.body())
+        trainer = await request.call(shapes.TrainerRegistration)
         self._registries.open(channel).register(trainer)
         await self._registries.save()
         return Response(b'{"uuid":%d}' % uuid4().int, media_type=JSON)
 
     async def register_env(self, channel: str, request: AtroposRequest) -> Response:
-        wanted = shapes.read_call(shapes.EnvRegistration, await request.body())
+        wanted = await request.call(shapes.EnvRegistration)
         registry = self._registries.of(channel)
         if registry.trainer is None or not registry.is_started:
             return json_response({"status": "wait for trainer to start"})
@@ -74,7 +74,7 @@ class AtroposRoutes:
         return json_response({"status": "success", **registered.model_dump()})
 
     async def disconnect_env(self, channel: str, request: AtroposRequest) -> Response:
-        env_id = shapes.read_call(shapes.EnvIdentifier, await request.body()).env_id
+        env_id = (await request.call(shapes.EnvIdentifier)).env_id
         environment = self._registries.of(channel).heard_from(env_id, self._clock())
         if environment is None:
             return json_response({"status": "failure", "error": f"no environment has the number {env_id}"})
@@ -98,7 +98,7 @@ class AtroposRoutes:
         return json_response({**status, **_missing(ready)})
 
     async def status_env(self, channel: str, request: AtroposRequest) -> Response:
-        env_id = shapes.read_call(shapes.EnvIdentifier, await request.body()).env_id
+        env_id = (await request.call(shapes.EnvIdentifier)).env_id
         registry = self._registries.of(channel)
         environment = registry.heard_from(env_id, self._clock())
         if environment is None:
@@ -156,11 +156,11 @@ class AtroposRoutes:
 
     async def ack(self, channel: str, request: AtroposRequest) -> Response:
         registry = self._registries.of(channel)
-        await self._delivery.ack(registry, read_lease(shapes.read_call(shapes.LeaseName, await request.body()).lease))
+        await self._delivery.ack(registry, read_lease((await request.call(shapes.LeaseName)).lease))
         return json_response({"status": "success", "current_step": registry.step})
 
     async def nack(self, _: str, request: AtroposRequest) -> Response:
-        await self._delivery.nack(read_lease(shapes.read_call(shapes.LeaseName, await request.body()).lease))
+        await self._delivery.nack(read_lease((await request.call(shapes.LeaseName)).lease))
         return json_response({"status": "success"})
 
 

@@ -9,7 +9,7 @@ Every token takes this path, so it is plain ASGI without a framework.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,8 +40,8 @@ from stepwell.gateway.http.error_responses import (
     describe_unforeseen,
 )
 from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields, ReplacedSampling
-from stepwell.gateway.http.quotas import CallQuotas
-from stepwell.gateway.http.request_body import Message, Receive, Send, declared_length, read_body
+from stepwell.gateway.http.quotas import CallInFlight, CallQuotas
+from stepwell.gateway.http.request_body import Message, Receive, Send, declared_length
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
 from stepwell.gateway.http.tracing import Tracing
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, BegunStep, PromptOrigin, StepBuilder
@@ -133,19 +133,16 @@ class AgentCalls:
         writer = ResponseWriter(send, time.monotonic)
         opener = caller if ref == NO_TRAJECTORY and not is_whitebox else None
         kind = f"whitebox_{dialect.name}" if is_whitebox else dialect.name
-        began, self.in_flight = writer.touched_at, self.in_flight + 1
+        began = writer.touched_at
         exchange = None
         try:
-            if self.in_flight > self.max_in_flight:
-                raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
             headers = read_call_headers(scope["headers"])
             if not headers.is_captured and not caller.may_opt_out:
                 headers = replace(headers, is_captured=True)
                 self.metrics.opt_outs_ignored.inc()
                 writer.headers.append((CAPTURE_HEADER, b"on"))
-            size = declared_length(scope["headers"])
-            with self.quotas.call_of(caller.quota_name or ref.trajectory_uid, size or 0) as use:
-                raw = await read_body(receive, on_part=None if size is not None else use.grow)
+            with self.admit(scope, ref, caller) as use:
+                raw = await use.body(receive)
                 if is_whitebox:
                     placed, call = WHITEBOX, as_unrecorded(dialect.read(raw, self.around))
                 else:
@@ -167,15 +164,28 @@ class AgentCalls:
                 if opener is not None and (shown := placed.shown) is not None:
                     writer.headers.append((TRAJECTORY_HEADER, f"{shown.trajectory_uid}/{shown.prompt_uid}".encode()))
                 with self.known.call_of(ref):
-                    await self._join_or_lead(exchange, Client(scope, receive), headers.key(begun.trajectory_uid, raw))
+                    name = caller.quota_name or ref.trajectory_uid
+                    await self._join_or_lead(exchange, Client(scope, receive), headers.key(ref, raw), name)
                 use.use(exchange.prompt_tokens + exchange.response_tokens)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
             self.metrics.calls_refused[kind, error.code].inc()
             await send_error(writer, dialect, error, exchange.stream if exchange else None)
         finally:
-            self.in_flight -= 1
             self._count(kind, writer, began, exchange)
+
+    @contextlib.contextmanager
+    def admit(self, scope: Message, ref: TrajectoryRef, caller: Caller) -> Iterator[CallInFlight]:
+        """A call in flight, which takes from the quota of its caller. Overloaded if there are too many."""
+        self.in_flight += 1
+        try:
+            if self.in_flight > self.max_in_flight:
+                raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
+            size = declared_length(scope["headers"])
+            with self.quotas.call_of(caller.quota_name or ref.trajectory_uid, size) as use:
+                yield use
+        finally:
+            self.in_flight -= 1
 
     async def _placed(
         self, ref: TrajectoryRef, opener: Caller | None, headers: CallHeaders, dialect: Dialect, raw: bytes
@@ -229,7 +239,7 @@ class AgentCalls:
             extras=extras,
         )
 
-    async def _join_or_lead(self, exchange: Exchange, client: Client, key: Hashable) -> None:
+    async def _join_or_lead(self, exchange: Exchange, client: Client, key: Hashable, caller: str) -> None:
         task = asyncio.current_task()
         assert task is not None
         shared = self.deduplicator.find(key)
@@ -243,7 +253,7 @@ class AgentCalls:
             finally:
                 shared.leave()
         else:
-            shared = self.deduplicator.lead(key, task.cancel)
+            shared = self.deduplicator.lead(key, task.cancel, caller)
             exchange.writer.share(shared)
             try:
                 await self._while_wanted(exchange, client, self._answer(exchange), shared.leave)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from secrets import token_hex
 
-from stepwell.access.caller import Caller, SessionKey
+from stepwell.access.caller import ANYONE, Caller, SessionKey
 from stepwell.errors import BadRequest, Forgotten
 from stepwell.gateway.conversations import Conversations, KeyedConversation
 from stepwell.gateway.dialects.dialect import ModelCall
@@ -108,16 +108,19 @@ class CallPlacement:
         self._sessions = sessions
         self._sample = sample
 
-    async def by_url(self, ref: TrajectoryRef, headers: CallHeaders) -> CallPlace:
-        """A call under the base_url of a trajectory or a session."""
+    async def by_url(self, ref: TrajectoryRef, headers: CallHeaders, caller: Caller = ANYONE) -> CallPlace:
+        """A call under the base_url of a trajectory or a session. NotPermitted if the caller's key is not for its
+        channel, whether it is to be recorded or not."""
         check_uids(ref)
         if SESSION_MARK in ref.prompt_uid:
             kind, mark, session_id = ref.prompt_uid.partition(SESSION_MARK)
             if (cause := UNRECORDED_PREFIXES.get(kind + mark)) is not None:
                 return CallPlace(NO_TRAJECTORY, TRAIN, session_id, cause)
             if session_id_of(ref.prompt_uid):
+                await self._sessions.require_channel(session_id, caller)
                 return await self._in_session(session_id, "", headers)
         channel = await self._known.channel_of(ref)
+        caller.require_channel(channel or None)
         if not headers.is_captured:
             return CallPlace(NO_TRAJECTORY, channel, ref.trajectory_uid, Unrecorded.HEADER)
         return CallPlace(ref, channel, ref.trajectory_uid)
@@ -132,15 +135,19 @@ class CallPlacement:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.KEY)
         if not self.is_sampled(conversation.opening):
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.SAMPLE)
-        return await self._in_session(session_id, key.user, headers, conversation, key.channel)
+        placed = await self._in_session(session_id, key.user, headers, conversation, key.channel)
+        if placed.unrecorded is None and placed.channel:
+            caller.require_channel(placed.channel)  # its user may have begun it with another key
+        return placed
 
     async def by_header(self, caller: Caller, headers: CallHeaders) -> CallPlace:
         """A call whose header names its trajectory, `trajectory_uid/prompt_uid`, or a session, which is opened if it is
         new. NotPermitted if the caller's key is not for its channel."""
         name = (headers.session or b"").decode("latin-1")
         if (named := TRAJECTORY_NAME.fullmatch(name)) is not None:
-            placed = await self.by_url(TrajectoryRef(named[1], named[2]), headers)
+            placed = await self.by_url(TrajectoryRef(named[1], named[2]), headers, caller)
         elif self.is_sampled(session_id := session_id_by_name(name)):
+            await self._sessions.require_channel(session_id, caller)
             placed = await self._in_session(session_id, "", headers, channel=caller.channel_or_own(None))
         else:
             placed = CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.SAMPLE)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
+from stepwell.access.caller import Caller
 from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import PoolFull, PoolUnavailable, StepwellError
 from stepwell.gateway.trajectories import ASK_PAUSE, ASK_TIMEOUT, MAX_KNOWN, UNCHECKED, KnownTrajectories
@@ -85,6 +86,19 @@ class LiveSessions:
             return ref
         place = await self._pool.place_session(SessionCall(session_id, "", opens=False))
         return ref if place is None else TrajectoryRef(place.trajectory_uid, ref.prompt_uid)
+
+    async def require_channel(self, session_id: str, caller: Caller) -> None:
+        """NotPermitted if the session is there already, in a channel that the caller's key is not for. Nothing of it
+        changes: `place` would open its next trajectory."""
+        if not caller.is_scoped:
+            return
+        uid, prompt_uid = self._current.get(session_id, ""), session_prompt_uid(session_id)
+        channel = self._known.cached_channel(TrajectoryRef(uid, prompt_uid))
+        if channel is None:
+            place = await self._pool.place_session(SessionCall(session_id, "", opens=False))
+            channel = None if place is None else place.channel
+        if channel is not None:
+            caller.require_channel(channel)
 
     async def report(self, refs: Sequence[TrajectoryRef]) -> None:
         """Tell the pool that these sessions have calls in flight."""

@@ -1,18 +1,23 @@
-"""Calls that count the tokens of a prompt: an engine renders it. Nothing is generated and nothing is recorded."""
+"""Calls that count the tokens of a prompt: an engine renders it. Nothing is generated and nothing is recorded.
+
+They have the request rules and the quotas of other calls: an engine fetches the images of such a prompt too.
+"""
 
 import time
 from dataclasses import dataclass
 
+from stepwell.access.caller import Caller
 from stepwell.engines.replies import RefusedReply
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
 from stepwell.gateway.exchange import send_error
 from stepwell.gateway.http.error_responses import describe_refusal, describe_unforeseen
-from stepwell.gateway.http.request_body import Receive, Send, read_body
+from stepwell.gateway.http.request_body import Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import session_id_of
+from stepwell.wire.openai import Upstream
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +26,20 @@ class TokenCounts:
     """The calls whose prompts are counted."""
 
     async def serve(
-        self, receive: Receive, send: Send, ref: TrajectoryRef, dialect: Dialect, counter: TokenCounter
+        self,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        ref: TrajectoryRef,
+        dialect: Dialect,
+        counter: TokenCounter,
+        caller: Caller,
     ) -> None:
         writer = ResponseWriter(send, time.monotonic)
         began = writer.touched_at
         try:
-            counted = await self._count(await read_body(receive), ref, counter)
+            with self.calls.admit(scope, ref, caller) as use:
+                counted = await self._count(await use.body(receive), ref, counter)
             if isinstance(counted, RefusedReply):
                 await send_error(writer, dialect, describe_refusal(counted.status, counted.body))
             else:
@@ -47,4 +60,6 @@ class TokenCounts:
             around = calls.surroundings(
                 TRAIN if is_session else await calls.known.channel_of(ref), is_rollout=not is_session
             )
-        return await calls.engines.count_tokens(counter.read(raw, around))
+        request = counter.read(raw, around)
+        calls.removed.note(around.rules.apply(request, Upstream.CHAT))
+        return await calls.engines.count_tokens(request)

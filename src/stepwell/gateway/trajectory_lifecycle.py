@@ -79,7 +79,7 @@ class TrajectoryLifecycle:
             wanted = wanted.model_copy(update={"channel": caller.channel_or_own(wanted.channel) or TRAIN})
             caller.require_channel(wanted.channel)
         with self.quotas.call_of(caller.quota_name, 0):
-            ref = await (self._open_session(wanted) if wanted.session else self._open_rollout(wanted))
+            ref = await (self._open_session if wanted.session else self._open_rollout)(wanted, caller)
         return gateway_api.TrajectoryOpened(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
@@ -135,11 +135,16 @@ class TrajectoryLifecycle:
             caller.require_channel(await self.pool.channel_of(ref.trajectory_uid, ref.prompt_uid))
         return ref
 
-    async def _open_rollout(self, wanted: gateway_api.InitTrajectory) -> TrajectoryRef:
+    async def _open_rollout(self, wanted: gateway_api.InitTrajectory, caller: Caller) -> TrajectoryRef:
         uid = wanted.trajectory_uid or uuid4().hex
         ref = TrajectoryRef(uid, wanted.prompt_uid or own_prompt_uid(uid))
         if ref.prompt_uid.startswith(RESERVED_PREFIXES):
             raise BadRequest(f"prompt_uids that begin with {', '.join(RESERVED_PREFIXES)} are those of sessions")
+        opened_in = (
+            await self.pool.channel_of(uid, ref.prompt_uid) if wanted.trajectory_uid and caller.is_scoped else None
+        )
+        if opened_in is not None:
+            caller.require_channel(opened_in)  # else it would move to the channel that the caller names
         await self.pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.all_metadata)
         )
@@ -147,7 +152,7 @@ class TrajectoryLifecycle:
             self.known.add(ref, wanted.channel or TRAIN)
         return ref
 
-    async def _open_session(self, wanted: gateway_api.InitTrajectory) -> TrajectoryRef:
+    async def _open_session(self, wanted: gateway_api.InitTrajectory, caller: Caller) -> TrajectoryRef:
         """If the session is open already, it is the same one. That of a forgotten person looks like any other, unless
         the caller, who cannot have a session key, chooses its id."""
         if wanted.prompt_uid or wanted.group_size:
@@ -156,13 +161,16 @@ class TrajectoryLifecycle:
         session_id = wanted.trajectory_uid or ids.new()
         if len(session_id) > LONGEST_ID:
             raise BadRequest(f"the trajectory_uid of a session has at most {LONGEST_ID} characters")
+        if wanted.trajectory_uid:
+            await self.sessions.require_channel(session_id, caller)
         if not wanted.capture:
             return TrajectoryRef(session_id, UNRECORDED + session_id)
         if not self.placement.is_sampled(session_id):
             return TrajectoryRef(session_id, UNSAMPLED + session_id)
         call = session_call(session_id, wanted.user)
         try:
-            await self.sessions.open(replace(call, channel=wanted.channel, metadata=wanted.all_metadata))
+            placed = await self.sessions.open(replace(call, channel=wanted.channel, metadata=wanted.all_metadata))
+            caller.require_channel(placed.channel)
         except Forgotten:
             if wanted.trajectory_uid:
                 return TrajectoryRef(session_id, UNRECORDED + session_id)

@@ -56,6 +56,14 @@ LARGEST_TEMPERATURE = 1e6
 """A larger number is no temperature that an engine samples at."""
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "reasoning", "thinking")
 """The types of a message's parts that are text. All others are images, sound, video or files."""
+TEXT_FIELDS = frozenset(
+    (
+        *("type", "text", "refusal", "reasoning", "thinking", "closed", "signature"),
+        *("annotations", "citations", "logprobs", "cache_control", "prompt_cache_breakpoint"),
+    )
+)
+"""What a part of such a type may have. With other fields, an engine may take it for an image: vLLM does so if a part
+has no type, or a uuid beside its type."""
 
 
 def untrainable_reason(
@@ -76,6 +84,13 @@ def untrainable_reason(
         or _other_model(model, trained_model)
         or _raw_logprobs(sampled, logprobs_mode)
     )
+
+
+def is_text_part(part: object) -> bool:
+    """Whether an engine reads nothing but text from this part of a message's content."""
+    if not isinstance(part, dict):
+        return isinstance(part, str)
+    return part.get("type") in TEXT_PARTS and not _other_fields(part)
 
 
 def with_distribution(step: Step, trained_model: str = "") -> Step:
@@ -215,9 +230,22 @@ def _multimodal(sampled: Mapping[str, Any]) -> str | None:
     for message in messages:
         if type(message) is dict and type(content := message.get("content")) is list:
             for part in content:
-                if isinstance(part, dict) and (kind := part.get("type", "text")) not in TEXT_PARTS:
-                    return f"multimodal: a message has a part of type {str(kind)[:40]}"
+                if not is_text_part(part):
+                    return f"multimodal: a message has {_part_shown(part)}"
     return None
+
+
+def _part_shown(part: object) -> str:
+    if not isinstance(part, dict) or part.get("type") is None:
+        return "a part without a type"
+    if (kind := part["type"]) not in TEXT_PARTS:
+        return f"a part of type {str(kind)[:40]}"
+    return f"a part of type {kind} with the field {_other_fields(part)[0][:40]}, which an engine may read as data"
+
+
+def _other_fields(part: Mapping[str, Any]) -> list[str]:
+    """Fields that a part of text does not have. One that is null is none."""
+    return sorted(name for name in part.keys() - TEXT_FIELDS if part[name] is not None)
 
 
 def _other_model(model: str, trained_model: str) -> str | None:

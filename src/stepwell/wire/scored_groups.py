@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from stepwell.common.json_containers import MOST_CONTAINERS, check_containers
 from stepwell.errors import BadRequest
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, Json, JsonObject
@@ -37,6 +38,9 @@ OF_SEQUENCES = (
 OF_GROUPS = ("generation_params", "group_overrides", "images")
 """Optional fields of the group as a whole."""
 NO_NUMBER = re.compile(rb"NaN|Infinity|nan|inf")
+BYTES_A_CONTAINER = 16
+"""A large body may have a list for so many bytes: its lists take no more memory than its numbers then. Distillation
+sends a list for each token."""
 LARGEST_VERSION = 2**63 - 1
 TOO_DEEP = "nested too deeply"
 """orjson reads deeper nesting than it writes."""
@@ -68,6 +72,7 @@ class ScoredGroup:
 
 def groups_from_json(body: bytes, kind: Literal["group", "list"]) -> list[ScoredGroup]:
     """The groups of a POST's body. BadRequest says what is wrong with it."""
+    check_containers(body, max(MOST_CONTAINERS, len(body) // BYTES_A_CONTAINER))
     try:
         sent = orjson.loads(body)
     except orjson.JSONDecodeError as failure:

@@ -7,9 +7,11 @@ Invariants:
 - `groups_from_arrow(groups_to_arrow(groups))` gives the same groups.
 - The rules are those of JSON, except that a score may be null in a batch for a trainer.
 - Streams that are read together give what each gives alone: a fault in one is told for that one.
+- A stream takes a few times the memory of its bytes. What would swell when it is read is refused.
 - pyarrow is imported when it is first used.
 """
 
+import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,6 +24,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from stepwell.common.json_containers import check_containers
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
 from stepwell.steps.arrow import list_array
@@ -162,9 +165,9 @@ def _sound_rows(body: bytes) -> "pyarrow.RecordBatch":
     try:
         rows = _single_batch(body)
         if rows is None:
-            rows = _rows(pa.ipc.open_stream(body, options=_read_options()))
+            rows = _rows(body)
         rows.validate(full=True)
-    except (pa.ArrowException, KeyError, EOFError, OSError) as failure:
+    except (pa.ArrowException, KeyError, EOFError, OSError, struct.error) as failure:
         raise BadRequest(f"the body is not an Arrow stream of scored groups: {failure}") from None
     return rows
 
@@ -179,6 +182,7 @@ def _single_batch(body: bytes) -> "pyarrow.RecordBatch | None":
     message = pa.ipc.read_message(reader)
     if message.type != "record batch" or body[reader.tell() :] != END_OF_STREAM:
         return None
+    _require_plain(message)
     return pa.ipc.read_record_batch(message, _schema())
 
 
@@ -187,26 +191,64 @@ def _joined_rows(streams: "list[pyarrow.RecordBatch]") -> "pyarrow.RecordBatch":
     return rows
 
 
-def _rows(stream: "pyarrow.RecordBatchReader") -> "pyarrow.RecordBatch":
+def _rows(body: bytes) -> "pyarrow.RecordBatch":
     """All rows of a stream. Most streams have one record batch."""
     pa = _pyarrow()
+    for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(body)):
+        _require_plain(message)
+    stream = pa.ipc.open_stream(body, options=_read_options())
     batches = list(stream)
     if len(batches) == 1 and stream.schema.equals(_schema()):
         return batches[0]
-    table = pa.Table.from_batches(batches, stream.schema).select(_schema().names).cast(_schema())
-    return pa.RecordBatch.from_struct_array(table.to_struct_array().combine_chunks())
+    for batch in batches:
+        batch.validate(full=True)  # the cast trusts them
+    table = pa.Table.from_batches(batches, stream.schema).select(_schema().names)
+    for column in table.schema:
+        _require_plain_type(column)
+    return pa.RecordBatch.from_struct_array(table.cast(_schema()).to_struct_array().combine_chunks())
+
+
+def _require_plain(message: "pyarrow.ipc.Message") -> None:
+    """BadRequest for values that are compressed within Arrow, which a kilobyte of could fill the memory."""
+    header = _field(message.metadata, _table(message.metadata, 0), 2)
+    if message.type == "dictionary" or (message.type == "record batch" and _field(message.metadata, header, 3)):
+        raise BadRequest("the Arrow stream has dictionaries or compressed buffers; compress the whole body instead")
+
+
+def _table(metadata: "pyarrow.Buffer", at: int) -> int:
+    """Where a table of flatbuffers is to which the offset at this place points."""
+    (offset,) = struct.unpack_from("<I", metadata, at)
+    return at + int(offset)
+
+
+def _field(metadata: "pyarrow.Buffer", table: int, number: int) -> int:
+    """Where the table is that this field of a table points to; 0 if the field is not set."""
+    (back,) = struct.unpack_from("<i", metadata, table)
+    size, _, *places = struct.unpack_from(f"<{3 + number}H", metadata, table - back)
+    is_set = size >= 2 * (3 + number) and places[-1]
+    return _table(metadata, table + places[-1]) if is_set else 0
+
+
+def _require_plain_type(column: "pyarrow.Field") -> None:
+    """BadRequest for a type whose values refer to others, so that a cast copies them again and again."""
+    types, found = _pyarrow().types, column.type
+    if types.is_list(found) or types.is_large_list(found):
+        found = found.value_type
+    is_number = types.is_integer(found) or types.is_floating(found) or types.is_boolean(found)
+    is_text = types.is_string(found) or types.is_large_string(found)
+    is_empty = types.is_null(found) and column.name != "tokens"  # as many rows as tokens has
+    if not (is_number or is_text or is_empty):
+        raise BadRequest(f"{column.name}: the type {column.type} is not read; send lists of numbers, numbers and texts")
 
 
 def _groups(columns: "dict[str, pyarrow.Array]", runs: Iterable[tuple[int, int]]) -> list[ScoredGroup]:
     lengths, tokens = _lists_of(columns, "tokens")
     require_ids(tokens, lengths)
-    mask_lengths, trained = _lists_of(columns, "mask")
-    if not np.array_equal(mask_lengths, lengths):
-        raise BadRequest("mask: a row is not as long as its tokens")
+    _, trained = _lists_of(columns, "mask", lengths)
     scores = columns["score"].to_numpy(zero_copy_only=False)
     require_finite("score", scores[_is_valid(columns["score"])])
     logprobs = _read_logprobs(columns, lengths)
-    versions, extras = columns["policy_version"].to_pylist(), list(map(_object, columns["extras"].to_pylist()))
+    versions, extras = columns["policy_version"].to_pylist(), _objects(columns["extras"].to_pylist())
     places, lengths_N = offsets(lengths).tolist(), lengths.astype(np.int64)
     return [
         _group(
@@ -242,16 +284,20 @@ def _group(extras: list[dict[str, Json]], **arrays: Any) -> ScoredGroup:
     return ScoredGroup(exactness=grades, extras_N=extras, extras=of_group, env_id=env_id, **arrays)
 
 
-def _lists_of(columns: "dict[str, pyarrow.Array]", name: str) -> tuple[NDArray[np.int32], NDArray[Any]]:
-    """The length of each row, and the values of all rows."""
+def _lists_of(
+    columns: "dict[str, pyarrow.Array]", name: str, lengths: NDArray[np.int32] | None = None
+) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    """The length of each row, and the values of all rows. BadRequest if the rows have other lengths than `lengths`."""
     lists = columns[name]
     if lists.null_count:
         raise BadRequest(f"{name}: a row is null")
-    places, values = lists.offsets.to_numpy(), lists.values
-    first, end = places[0], places[-1]
-    if values.null_count and values[first:end].null_count:
+    places = lists.offsets.to_numpy()
+    own, values = places[1:] - places[:-1], lists.values[places[0] : places[-1]]
+    if lengths is not None and not np.array_equal(own, lengths):
+        raise BadRequest(f"{name}: a row is not as long as its tokens")
+    if values.null_count:
         raise BadRequest(f"{name}: an entry is null")
-    return places[1:] - places[:-1], _as_numpy(values)[first:end]
+    return own, _as_numpy(values)
 
 
 def _as_numpy(values: "pyarrow.Array") -> NDArray[Any]:
@@ -259,9 +305,9 @@ def _as_numpy(values: "pyarrow.Array") -> NDArray[Any]:
     if not len(values) or values.type.bit_width > 1:
         plain: NDArray[Any] = values.to_numpy(zero_copy_only=False)
         return plain
-    bits = np.frombuffer(values.buffers()[1], np.uint8)
-    end = values.offset + len(values)
-    return np.unpackbits(bits, count=end, bitorder="little")[values.offset :].view(np.bool_)
+    skipped, first = divmod(values.offset, 8)
+    bits = np.frombuffer(values.buffers()[1], np.uint8)[skipped:]
+    return np.unpackbits(bits, count=first + len(values), bitorder="little")[first:].view(np.bool_)
 
 
 def _is_valid(column: "pyarrow.Array") -> NDArray[np.bool_]:
@@ -276,11 +322,14 @@ def _read_logprobs(columns: "dict[str, pyarrow.Array]", lengths: NDArray[np.int3
     if lists.null_count == len(lists):
         return None
     has = _is_valid(lists)
-    own, given = _lists_of({"logprobs": lists.drop_null() if lists.null_count else lists}, "logprobs")
-    if not np.array_equal(own, lengths[has]):
-        raise BadRequest("logprobs: a row is not as long as its tokens")
+    _, given = _lists_of({"logprobs": lists.drop_null() if lists.null_count else lists}, "logprobs", lengths[has])
     require_finite("logprobs", given)
     return with_missing_logprobs(given, has, lengths)
+
+
+def _objects(texts: Sequence[str | None]) -> list[dict[str, Json]]:
+    check_containers("".join(filter(None, texts)).encode())
+    return list(map(_object, texts))
 
 
 def _object(text: str | None) -> dict[str, Json]:

@@ -19,6 +19,16 @@ from tests.rig.local_pool import LocalPool
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 STRICT_TOOL = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+HELLO_PART = {"type": "text", "text": "hello"}
+UNNAMED_IMAGES: list[dict[str, Any]] = [
+    {"image_url": "data:image/png;base64,AAAA"},
+    {"image_url": {"url": "data:image/png;base64,AAAA"}},
+    {"video_url": "data:video/mp4;base64,AAAA"},
+    {"image_embeds": "x"},
+    {"input_audio": {"data": "x", "format": "wav"}},
+    {**HELLO_PART, "uuid": "u", "image_url": "data:image/png;base64,AAAA"},
+]
+"""vLLM takes each of them for data, although none says so in its type."""
 ALTERED: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 0.9}, "truncated"),
     ({"extra_body": {"top_k": 20}}, "truncated"),
@@ -29,6 +39,7 @@ ALTERED: list[tuple[dict[str, Any], str]] = [
     ({"extra_body": {"ignore_eos": True}}, "constrained"),
     ({"temperature": 0.005}, "greedy"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}, IMAGE]}]}, "multimodal"),
+    *(({"messages": [{"role": "user", "content": [HELLO_PART, part]}]}, "multimodal") for part in UNNAMED_IMAGES),
 ]
 STEP: dict[str, Any] = {
     "prompt_ids": [1],

@@ -42,7 +42,7 @@ class Chat:
         """As in vLLM, the ids for a prompt are ignored without a word where content is not text."""
         contents = [message.get("content") for message in required(body, "messages")]
         parts = [part for content in contents if isinstance(content, list) for part in content]
-        if not self.takes_prompt_ids() or any(part["type"] != "text" for part in parts):
+        if not self.takes_prompt_ids() or any(part.get("type") != "text" or "uuid" in part for part in parts):
             return None
         return (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
 

@@ -16,6 +16,9 @@ from tests.builders import make_step
 STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
 LOOSE = {"type": "function", "function": {"name": "f", "strict": False}}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
+PICTURE = "data:image/png;base64,AAAA"
+SAID = {"type": "text", "text": "hi"}
+WITHOUT_A_TYPE = "multimodal: a message has a part without a type"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,23 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "See:"}, IMAGE]}]},
             "multimodal: a message has a part of type image_url",
         ),
+        ({"messages": [{"role": "user", "content": [{"image_url": PICTURE}]}]}, WITHOUT_A_TYPE),
+        ({"messages": [{"role": "user", "content": [{"type": None, "video_url": {"url": PICTURE}}]}]}, WITHOUT_A_TYPE),
+        ({"messages": [{"role": "user", "content": [{"image_embeds": "x"}]}]}, WITHOUT_A_TYPE),
+        ({"messages": [{"role": "user", "content": [{"text": "hi"}]}]}, WITHOUT_A_TYPE),
+        ({"messages": [{"role": "user", "content": [7]}]}, WITHOUT_A_TYPE),
+        (
+            {"messages": [{"role": "user", "content": [{"type": ["text"], "text": "hi"}]}]},
+            "multimodal: a message has a part of type ['text']",
+        ),
+        (
+            {"messages": [{"role": "tool", "content": [{**SAID, "uuid": "u", "image_url": PICTURE}]}]},
+            "multimodal: a message has a part of type text with the field image_url, which an engine may read as data",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "no", "uuid": "u"}]}]},
+            "multimodal: a message has a part of type refusal with the field uuid, which an engine may read as data",
+        ),
     ],
 )
 def test_what_says_little_of_the_policy_is_untrainable_with_its_reason(fields: dict[str, Any], reason: str) -> None:
@@ -77,6 +97,10 @@ def test_what_says_little_of_the_policy_is_untrainable_with_its_reason(fields: d
         {"use_beam_search": False, "ignore_eos": False},
         {"temperature": 0.01},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "user", "content": ["hi", {**SAID, "cache_control": {"type": "ephemeral"}}]}]},
+        {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "closed": True}]}]},
+        {"messages": [{"role": "assistant", "content": [{**SAID, "type": "output_text", "annotations": []}]}]},
+        {"messages": [{"role": "user", "content": [{**SAID, "uuid": None, "image_url": None}]}]},
     ],
 )
 def test_ordinary_sampling_is_trainable(fields: dict[str, Any]) -> None:

@@ -45,6 +45,14 @@ def test_rows_of_one_number_that_follow_one_another_are_a_group() -> None:
     assert groups_from_arrow(stream()) == []
 
 
+def test_columns_without_a_value_need_no_type() -> None:
+    row = {**ROW, "logprobs": None}
+    table = pa.Table.from_pylist([row, row])
+    assert pa.types.is_null(table.schema.field("extras").type)
+    (group,) = groups_from_arrow(stream(row, row, schema=table.schema))
+    assert (len(group), group.logprobs, group.policy_versions) == (2, None, [None, None])
+
+
 def test_rows_cut_out_of_a_longer_table_keep_their_own_flags() -> None:
     masks = [[True, False, True], [False, True, True], [True, True, False]]
     rows = [{**ROW, "tokens": [1, 2, 3], "mask": mask, "logprobs": None} for mask in masks]

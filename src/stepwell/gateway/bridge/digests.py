@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from stepwell.gateway.dialects.chat import is_json_object
+from stepwell.steps.sampling import is_text_part
 from stepwell.steps.step import Json, JsonObject
 
 THINK_END = "</think>"
@@ -232,7 +233,10 @@ def _texts(content: object) -> list[str]:
     return [
         part["text"]
         for part in parts
-        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        if isinstance(part, dict)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+        and is_text_part(part)
     ]
 
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from stepwell.engines import PRIVATE_FIELDS
 from stepwell.errors import BadRequest
+from stepwell.steps.sampling import is_text_part
 from stepwell.wire.openai import Upstream
 
 COMMON = frozenset(
@@ -41,7 +42,8 @@ TEMPLATE_SWITCHES = frozenset(
     ("enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "reasoning_effort", "thinking_budget")
 )
 """What a request may tell the chat template, as a plain value."""
-MEDIA = ("image_url", "video_url", "audio_url")
+MEDIA = "_url"
+"""How the name of a part's field ends that holds an address: image_url, video_url, audio_url."""
 SHOWN = 40
 """Characters of a field's name."""
 
@@ -80,18 +82,18 @@ class RequestRules:
                     self._check_part(part)
 
     def _check_part(self, part: object) -> None:
-        if not isinstance(part, dict) or part.get("type") == "text":
+        if not isinstance(part, dict) or is_text_part(part):
             return
-        for kind in MEDIA:
-            if (media := part.get(kind)) is not None:
-                self._check_address(media.get("url") if isinstance(media, dict) else media, kind)
+        for name, media in part.items():
+            if name.endswith(MEDIA) and media is not None:
+                self._check_address(media.get("url") if isinstance(media, dict) else media, name[:SHOWN])
 
     def _check_address(self, url: object, kind: str) -> None:
         if isinstance(url, str) and url[:5].lower() == "data:":
             return
         try:
             address = urlsplit(url) if isinstance(url, str) else None
-            if address and address.scheme == "https" and address.hostname in self.media_hosts and not address.port:
+            if address and address.scheme == "https" and address.netloc.lower() in self.media_hosts:
                 return
         except ValueError:
             pass

@@ -6,12 +6,13 @@ may send the same request several times at once and want several answers.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.http.request_body import Headers
+from stepwell.pool.api.producing import TrajectoryRef
 
 SESSION_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session-id", b"session_id")
 """By which clients name a conversation: opencode, verifiers and others, Claude Code, Codex, older ones. The first one
@@ -20,6 +21,13 @@ CAPTURE_HEADER = b"x-stepwell-capture"
 KEPT_SECONDS = 600.0
 KEPT_ANSWERS = 10_000
 KEPT_BYTES = 64 * 1024 * 1024
+"""Of answers, in all."""
+KEPT_OF_A_CALLER = KEPT_BYTES // 8
+"""Of the answers to one caller's calls, so that nobody pushes out those of all others."""
+AN_ANSWER, A_PART = 2_000, 150
+"""Bytes that a kept answer, and each of its parts, take beside the body."""
+LONGEST_KEY = 255
+"""Bytes of an Idempotency-Key. Clients send a UUID."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +40,9 @@ class SharedResponse:
     headers: Headers = field(default_factory=list)
     listeners: int = 1
     ended: bool = False
-    size: int = 0
+    size: int = AN_ANSWER
+    caller: str = ""
+    """Whose call it answers."""
     kept_until: float = 0.0
     _parts: list[tuple[bytes, bool]] = field(default_factory=list)
     _news: "asyncio.Future[None] | None" = None
@@ -42,7 +52,7 @@ class SharedResponse:
 
     def add(self, data: bytes, *, more: bool) -> None:
         self._parts.append((data, more))
-        self.size += len(data)
+        self.size += len(data) + A_PART
         self.ended = self.ended or not more
         self._wake()
 
@@ -79,14 +89,27 @@ class SharedResponse:
 
 class RequestDeduplicator:
     def __init__(
-        self, clock: Callable[[], float], *, kept_answers: int = KEPT_ANSWERS, kept_bytes: int = KEPT_BYTES
+        self,
+        clock: Callable[[], float],
+        *,
+        kept_answers: int = KEPT_ANSWERS,
+        kept_bytes: int = KEPT_BYTES,
+        kept_of_a_caller: int = KEPT_OF_A_CALLER,
     ) -> None:
+        self.dropped: Counter[str] = Counter()
+        """Answers that are not kept any more, by cause: their age, the bound of their caller, or that of all callers. A
+        call with the key of one of them is another call, with another step."""
         self._clock = clock
         self._max_answers = kept_answers
         self._max_bytes = kept_bytes
+        self._max_of_a_caller = kept_of_a_caller
         self._in_flight: dict[Hashable, SharedResponse] = {}
         self._kept: OrderedDict[Hashable, SharedResponse] = OrderedDict()
-        self._kept_bytes = 0
+        self._by_caller: defaultdict[str, OrderedDict[Hashable, None]] = defaultdict(OrderedDict)
+        """The keys of the kept answers to each caller, the oldest first."""
+        self._bytes: Counter[str] = Counter()
+        """Of the kept answers to each caller."""
+        self._total = 0
 
     def find(self, key: Hashable) -> SharedResponse | None:
         """The response to the call that a call with this key repeats."""
@@ -96,9 +119,9 @@ class RequestDeduplicator:
         shared = self._kept.get(key)
         return None if shared is None or shared.kept_until < self._clock() else shared
 
-    def lead(self, key: Hashable, on_deserted: Callable[[], object]) -> SharedResponse:
-        """Begin a call that others may join."""
-        shared = self._in_flight[key] = SharedResponse(on_deserted)
+    def lead(self, key: Hashable, on_deserted: Callable[[], object], caller: str = "") -> SharedResponse:
+        """Begin a call of this caller that others may join."""
+        shared = self._in_flight[key] = SharedResponse(on_deserted, caller=caller)
         return shared
 
     def end(self, key: Hashable, shared: SharedResponse, *, keep: bool) -> None:
@@ -107,26 +130,36 @@ class RequestDeduplicator:
         if self._in_flight.get(key) is shared:
             del self._in_flight[key]
         if keep and 0 < shared.status < 400:
-            if (replaced := self._kept.pop(key, None)) is not None:
-                self._kept_bytes -= replaced.size
+            if key in self._kept:
+                self._drop(key, "age")
             shared.kept_until = self._clock() + KEPT_SECONDS
             self._kept[key] = shared
-            self._kept_bytes += shared.size
-            self._drop_oldest()
+            self._by_caller[shared.caller][key] = None
+            self._bytes[shared.caller] += shared.size
+            self._total += shared.size
+            self._drop_oldest(shared.caller)
 
-    def _drop_oldest(self) -> None:
-        """Drop answers that are too old, too many or too large together."""
-        now = self._clock()
+    def _drop_oldest(self, caller: str) -> None:
+        """Drop what is too large of this caller, and what is too old, too many or too large of all."""
+        while self._bytes[caller] > self._max_of_a_caller:
+            self._drop(next(iter(self._by_caller[caller])), "caller")
         while self._kept:
-            oldest = next(iter(self._kept.values()))
-            if (
-                oldest.kept_until >= now
-                and len(self._kept) <= self._max_answers
-                and self._kept_bytes <= self._max_bytes
-            ):
+            key, oldest = next(iter(self._kept.items()))
+            if oldest.kept_until < self._clock():
+                self._drop(key, "age")
+            elif len(self._kept) > self._max_answers or self._total > self._max_bytes:
+                self._drop(key, "room")
+            else:
                 return
-            self._kept.popitem(last=False)
-            self._kept_bytes -= oldest.size
+
+    def _drop(self, key: Hashable, cause: str) -> None:
+        shared = self._kept.pop(key)
+        self.dropped[cause] += 1
+        self._total -= shared.size
+        self._bytes[shared.caller] -= shared.size
+        del self._by_caller[shared.caller][key]
+        if not self._by_caller[shared.caller]:
+            del self._by_caller[shared.caller], self._bytes[shared.caller]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +181,17 @@ class CallHeaders:
         """It may be a repetition of another call."""
         return self.idempotency_key is not None or not self.is_first_try
 
-    def key(self, trajectory_uid: str, body: bytes) -> Hashable:
+    def key(self, ref: TrajectoryRef, body: bytes) -> Hashable:
         """Two calls with the same key are the same, if the later one may join."""
         if self.idempotency_key is not None:
-            return trajectory_uid, self.idempotency_key
-        return trajectory_uid, len(body), hash(body)
+            return ref, self.idempotency_key
+        return ref, len(body), hash(body)
 
 
 def read_call_headers(headers: Headers) -> CallHeaders:
     found = dict(headers)
+    if len(found.get(b"idempotency-key", b"")) > LONGEST_KEY:
+        raise BadRequest(f"an Idempotency-Key has at most {LONGEST_KEY} bytes; a UUID is enough")
     kind = found.get(b"x-stepwell-call")
     return CallHeaders(
         idempotency_key=found.get(b"idempotency-key") or None,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from stepwell.errors import BadRequest, Overloaded
+from stepwell.gateway.http.request_body import Receive, read_body
 
 MOST_BYTES = 2 * 2**30
 """Of the bodies of all calls in flight, whoever makes them."""
@@ -65,10 +66,16 @@ class CallerUsage:
 class CallInFlight:
     """Counted from its creation until it is left."""
 
-    __slots__ = ("_is_bounded", "_quotas", "_size", "_usage")
+    __slots__ = ("_declared", "_is_bounded", "_quotas", "_size", "_usage")
 
-    def __init__(self, quotas: "CallQuotas", usage: CallerUsage, *, is_bounded: bool) -> None:
-        self._quotas, self._usage, self._is_bounded, self._size = quotas, usage, is_bounded, 0
+    def __init__(self, quotas: "CallQuotas", usage: CallerUsage, declared: int | None, *, is_bounded: bool) -> None:
+        self._quotas, self._usage, self._is_bounded = quotas, usage, is_bounded
+        self._declared, self._size = declared, 0
+        self.grow(declared or 0)
+
+    async def body(self, receive: Receive) -> bytes:
+        """What has no declared size is counted as it arrives."""
+        return await read_body(receive, on_part=self.grow if self._declared is None else None)
 
     def grow(self, size: int) -> None:
         self._quotas.take(self._usage, size, is_bounded=self._is_bounded)
@@ -98,16 +105,15 @@ class CallQuotas:
     """Of the bodies of all calls in flight."""
     _callers: dict[str, CallerUsage] = field(default_factory=dict)
 
-    def call_of(self, caller: str, size: int) -> "CallInFlight":
-        """A call with a body of so many bytes. Overloaded if the caller has too much; an empty caller has no quota."""
+    def call_of(self, caller: str, size: int | None) -> "CallInFlight":
+        """A call with a body of this size, if its headers declare one. Overloaded if the caller has too much; an empty
+        caller has no quota."""
         usage = self._usage(caller) if caller else CallerUsage()
         if caller:
             self._check("in_flight", usage.in_flight + 1, self.quota.in_flight)
             self._check("per_second", usage.calls + 1, self.quota.per_second * BURST_SECONDS)
             self._check("tokens_per_second", usage.tokens, self.quota.tokens_per_second * BURST_SECONDS)
-        call = CallInFlight(self, usage, is_bounded=bool(caller))
-        call.grow(size)
-        return call
+        return CallInFlight(self, usage, size, is_bounded=bool(caller))
 
     def take(self, usage: CallerUsage, size: int, *, is_bounded: bool) -> None:
         """So many more bytes of a body."""

@@ -39,6 +39,8 @@ from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.wire.gateway_api import UID_PATTERN
 
 ATROPOS_PREFIX = "/atropos"
+SESSION_BODY = 64 * 2**10
+"""Bytes of a body by which the holder of a session key opens a session."""
 CALL_HEADER = side_calls.CALL_HEADER.encode()
 
 
@@ -102,12 +104,13 @@ class GatewayAsgi:
         if call and dialect and scope["method"] == "POST":
             ref = TrajectoryRef(call[1], call[2]) if call[1] else NO_TRAJECTORY
             if (counter := dialect.token_counter) is not None and counter.path == call[4]:
-                await self._counts.serve(receive, send, ref, dialect, counter)
+                await self._counts.serve(scope, receive, send, ref, dialect, counter, caller)
             else:
                 is_whitebox = call[3] is not None
                 await self._calls.serve(scope, receive, send, ref, dialect, caller, is_whitebox=is_whitebox)
         else:
-            limited_receive = limited(receive, self._largest_body)
+            largest = self._largest_body if caller.session is None else min(self._largest_body, SESSION_BODY)
+            limited_receive = limited(receive, largest)
             await self._access.guard.serve(self.app, route, caller, scope, limited_receive, send)
 
     def _check(self, scope: Message) -> tuple[Route, Caller]:

@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from stepwell.access.caller import caller_of
-from stepwell.errors import StepwellError
+from stepwell.errors import StepwellError, TooLarge
 from stepwell.gateway.exchange import send_error
-from stepwell.gateway.http.error_responses import JSON, describe_logged
+from stepwell.gateway.http.error_responses import JSON, describe, describe_logged
 from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
@@ -51,7 +52,11 @@ class FastRoutes:
             await self._app(scope, receive, send)
 
     async def _serve(self, scope: Message, receive: Receive, send: Send, handler: Handler) -> None:
-        message = await receive()
+        try:
+            message = await receive()
+        except HTTPException as refused:  # by `limited`, for FastAPI
+            await send_error(ResponseWriter(send, float), None, describe(TooLarge(refused.detail)))
+            return
         body = _json_body(scope["headers"], message)
         try:
             answering = None if body is None else handler(scope, body)

@@ -157,6 +157,8 @@ def register_readings(
     gauge("stepwell_in_flight", "Agents' calls in flight.", (), lambda: [((), calls.in_flight)])
     text = "Calls refused because a quota was used up."
     counter("stepwell_quota_refused", text, ("quota",), lambda: counts(calls.quotas.refused))
+    text = "Kept answers that a call with their Idempotency-Key does not get any more."
+    counter("stepwell_kept_answers_dropped", text, ("cause",), lambda: counts(calls.deduplicator.dropped))
     gauge("stepwell_engine_state", "1 for the state an engine is in.", ("engine", "state"), states)
     gauge("stepwell_engine_in_flight", "Calls in flight at an engine.", ("engine",), loads)
     _register_canary_readings(metrics, engines)

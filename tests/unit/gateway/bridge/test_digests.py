@@ -119,6 +119,10 @@ def test_only_text_is_text() -> None:
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
     assert digest_request({"messages": [USER]}).is_text
     assert not digest_request({"messages": [USER, image, USER]}).is_text
+    hidden = {"type": "text", "text": USER["content"], "uuid": "u", "image_url": "data:"}
+    with_hidden = digest_request({"messages": [{"role": "user", "content": [hidden]}]})
+    assert not with_hidden.is_text
+    assert with_hidden.whole != digest_request({"messages": [USER]}).whole
 
 
 def test_a_reply_is_what_its_client_sends_back() -> None:

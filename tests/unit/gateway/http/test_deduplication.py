@@ -2,8 +2,22 @@ import asyncio
 
 import pytest
 
-from stepwell.gateway.http.deduplication import KEPT_SECONDS, RequestDeduplicator, SharedResponse, read_call_headers
+from stepwell.errors import BadRequest
+from stepwell.gateway.http.deduplication import (
+    A_PART,
+    AN_ANSWER,
+    KEPT_SECONDS,
+    LONGEST_KEY,
+    RequestDeduplicator,
+    SharedResponse,
+    read_call_headers,
+)
+from stepwell.pool.api.producing import TrajectoryRef
 from tests.rig.waiting import until
+
+REF = TrajectoryRef("t", "p")
+EMPTY = AN_ANSWER + A_PART
+"""What an answer of one part without a body counts."""
 
 
 class Clock:
@@ -22,10 +36,10 @@ async def heard(shared: SharedResponse) -> list[tuple[bytes, bool]]:
 
 
 def answered(
-    joins: RequestDeduplicator, key: str, body: bytes = b"{}", status: int = 200, *, keep: bool = True
+    joins: RequestDeduplicator, key: str, body: bytes = b"{}", status: int = 200, *, keep: bool = True, by: str = ""
 ) -> SharedResponse:
     """A call led to its end."""
-    shared = joins.lead(key, ignore)
+    shared = joins.lead(key, ignore, by)
     shared.begin(status, [])
     shared.add(body, more=False)
     joins.end(key, shared, keep=keep)
@@ -138,23 +152,36 @@ def test_a_failure_or_what_had_no_key_is_not_kept(status: int, keep: bool) -> No
 
 
 def test_the_oldest_answers_make_room_for_the_newest() -> None:
-    joins = RequestDeduplicator(Clock(), kept_answers=2, kept_bytes=1000)
+    joins = RequestDeduplicator(Clock(), kept_answers=2)
     for key in "abc":
         answered(joins, key)
     assert [key for key in "abc" if joins.find(key)] == ["b", "c"]
+    assert joins.dropped == {"room": 1}
 
 
 def test_answers_are_bounded_in_bytes() -> None:
-    joins = RequestDeduplicator(Clock(), kept_answers=100, kept_bytes=10)
+    joins = RequestDeduplicator(Clock(), kept_answers=100, kept_bytes=2 * EMPTY + 10)
     answered(joins, "a", b"x" * 4)
     answered(joins, "b", b"x" * 6)
     assert joins.find("a")
     answered(joins, "c", b"x")
     assert [key for key in "abc" if joins.find(key)] == ["b", "c"]
-    answered(joins, "d", b"x" * 11)
+    answered(joins, "d", b"x" * (2 * EMPTY))
     assert [key for key in "abcd" if joins.find(key)] == []
-    answered(joins, "e", b"x" * 10)
+    answered(joins, "e", b"x" * EMPTY)
     assert joins.find("e"), "what was dropped no longer counts"
+    assert joins.dropped == {"room": 4}
+
+
+def test_one_callers_answers_push_out_its_own() -> None:
+    joins = RequestDeduplicator(Clock(), kept_of_a_caller=2 * EMPTY)
+    answered(joins, "honest", b"", by="honest")
+    for key in "abc":
+        answered(joins, key, b"", by="greedy")
+    assert [key for key in ("honest", *"abc") if joins.find(key)] == ["honest", "b", "c"]
+    answered(joins, "d", b"x" * (2 * EMPTY), by="greedy")
+    assert [key for key in ("honest", *"abcd") if joins.find(key)] == ["honest"]
+    assert joins.dropped == {"caller": 4}
 
 
 def test_what_is_too_old_is_dropped_without_being_asked_for() -> None:
@@ -166,15 +193,22 @@ def test_what_is_too_old_is_dropped_without_being_asked_for() -> None:
     clock.now -= KEPT_SECONDS + 1
     assert joins.find("old") is None
     assert old.ended
+    assert joins.dropped == {"age": 1}
 
 
 def test_a_newer_answer_to_the_same_key_replaces_the_older() -> None:
     clock = Clock()
-    joins = RequestDeduplicator(clock, kept_answers=100, kept_bytes=10)
+    joins = RequestDeduplicator(clock, kept_answers=100, kept_bytes=EMPTY + 10)
     for _ in range(5):
         latest = answered(joins, "k", b"x" * 9)
         assert joins.find("k") is latest
         clock.now += 1
+
+
+def test_an_idempotency_key_is_short() -> None:
+    assert read_call_headers([(b"idempotency-key", b"k" * LONGEST_KEY)]).idempotency_key
+    with pytest.raises(BadRequest, match="an Idempotency-Key has at most 255 bytes"):
+        read_call_headers([(b"idempotency-key", b"k" * (LONGEST_KEY + 1))])
 
 
 def test_headers_say_what_a_call_is() -> None:
@@ -199,18 +233,19 @@ def test_headers_say_what_a_call_is() -> None:
     assert read_call_headers([(b"x-stepwell-call", b"\xff")]).kind == "ÿ"
 
 
-def test_two_calls_are_one_by_key_or_by_body_within_one_trajectory() -> None:
+@pytest.mark.parametrize("other", [TrajectoryRef("u", "p"), TrajectoryRef("t", "q")])
+def test_two_calls_are_one_by_key_or_by_body_within_one_trajectory(other: TrajectoryRef) -> None:
     silent, keyed = read_call_headers([]), read_call_headers([(b"idempotency-key", b"k")])
-    assert silent.key("t", b"body") == silent.key("t", b"body")
-    assert silent.key("t", b"body") != silent.key("t", b"other")
-    assert silent.key("t", b"body") != silent.key("u", b"body")
-    assert keyed.key("t", b"body") == keyed.key("t", b"other")
-    assert keyed.key("t", b"body") != keyed.key("u", b"body")
+    assert silent.key(REF, b"body") == silent.key(REF, b"body")
+    assert silent.key(REF, b"body") != silent.key(REF, b"other")
+    assert silent.key(REF, b"body") != silent.key(other, b"body")
+    assert keyed.key(REF, b"body") == keyed.key(REF, b"other")
+    assert keyed.key(REF, b"body") != keyed.key(other, b"body")
 
 
 def test_a_first_try_is_joined_by_key_only() -> None:
     first, retry = ([(b"x-stainless-retry-count", count)] for count in (b"0", b"1"))
     assert not read_call_headers(first).may_join
     assert read_call_headers(retry).may_join
-    assert read_call_headers(retry).key("t", b"body") == read_call_headers(first).key("t", b"body")
+    assert read_call_headers(retry).key(REF, b"body") == read_call_headers(first).key(REF, b"body")
     assert read_call_headers([*first, (b"idempotency-key", b"k")]).may_join

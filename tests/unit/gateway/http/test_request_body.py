@@ -3,8 +3,9 @@ from collections.abc import Sequence
 import pytest
 from starlette.exceptions import HTTPException
 
+from stepwell.common.json_containers import LARGEST_READ, MOST_CONTAINERS
 from stepwell.errors import TooLarge
-from stepwell.gateway.http.request_body import LARGEST_READ, Message, Receive, limited, read_body
+from stepwell.gateway.http.request_body import Message, Receive, limited, read_body
 
 
 def receiving(parts: Sequence[bytes]) -> Receive:
@@ -23,7 +24,7 @@ async def test_a_body_is_read_to_its_end(parts: list[bytes]) -> None:
 
 
 async def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
-    with pytest.raises(TooLarge, match="larger than 0 MiB"):
+    with pytest.raises(TooLarge, match="larger than 0 KiB"):
         await read_body(receiving([b"12345678901"]), largest=10)
     receive = receiving([b"12345", b"678901", b"not read"])
     with pytest.raises(TooLarge):
@@ -31,12 +32,20 @@ async def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
     assert (await receive())["body"] == b"not read"
 
 
-async def test_for_fastapi_a_body_that_is_too_large_is_an_http_error() -> None:
-    receive = limited(receiving([b"12345", b"67890", b"1"]), largest=10)
-    for _ in range(2):
+async def test_for_fastapi_a_body_comes_at_once_and_what_follows_it_comes_as_it_is() -> None:
+    parts = [b"12345", b"67890"]
+    receive = limited(receiving([*parts, b"next"]), largest=20)
+    assert (await receive())["body"] == b"1234567890next"
+    receive = limited(receiving(parts), largest=10)
+    assert await receive() == {"type": "http.request", "body": b"1234567890", "more_body": False}
+    with pytest.raises(IndexError):
         await receive()
+
+
+@pytest.mark.parametrize("parts", [[b"12345", b"67890", b"1"], [b"[" + b"[]," * MOST_CONTAINERS + b"[]]"]])
+async def test_for_fastapi_a_body_that_is_too_large_is_an_http_error(parts: list[bytes]) -> None:
     with pytest.raises(HTTPException, match="413"):
-        await receive()
+        await limited(receiving(parts), largest=10 if len(parts) > 1 else 2**20)()
 
 
 async def test_a_long_body_of_many_lists_is_refused_before_it_is_read_whole() -> None:
