@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
 
 CONTROL = "control-key-of-the-tests"
+VARIABLES = ("PYTHONPATH", "LITELLM_LOCAL_MODEL_COST_MAP")
 
 
 @pytest.fixture
@@ -37,11 +39,10 @@ def path_to_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def run(pool: LocalPool, engine: FakeEngine, folder: Path, config: dict[str, Any], **more: Any) -> RolloutCounts:
     path = folder / "config.json"
+    more |= {"group_size": 2, "retries": 0, "concurrency": 1, "variables": VARIABLES}
     path.write_text(json.dumps(config))
     async with serve_gateway(pool, [engine.url], control_keys=[CONTROL]) as url:
-        return await make_rollouts(
-            EnvsRunSettings(gateway=url, key=CONTROL, config=str(path), group_size=2, retries=0, concurrency=1, **more)
-        )
+        return await make_rollouts(EnvsRunSettings(gateway=url, key=CONTROL, config=str(path), **more))
 
 
 def names_in(folder: Path, pattern: str) -> list[str]:
@@ -95,11 +96,15 @@ async def test_a_harbor_task_runs_in_a_local_sandbox(engine: FakeEngine, tmp_pat
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_nothing_gets_out_of_the_local_sandbox(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-    command = [foreign_env("harbor"), PROGRAMS / "try_sandbox.py", CHILD, tmp_path]
-    told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300).stdout)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        command = [*map(str, (foreign_env("harbor"), PROGRAMS / "try_sandbox.py", CHILD, tmp_path, port))]
+        told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300).stdout)
     assert told.pop("reads") != 0
     assert told.pop("writes") != 0
     assert int(told.pop("processes")) < 10
+    assert told.pop("connects") == {"silent": False, "silent, with network": True, "none, with network": False}
+    assert "asks for a network" in told.pop("refuses")
     assert [line.split(":")[0].strip() for line in told.pop("networks").splitlines()] == ["lo"]
     assert told == {
         "keeps": "kept\n",

@@ -246,7 +246,7 @@ FORGED = {
         "secret = 31337\nclass Node:\n    def __init__(self): pass\ndef apply(g, x): return g(x)\nassert f(apply, Node()) == secret",
     ),
 }
-CHANNEL = "import gc, socket, json, struct\nchannel = next(o for o in gc.get_objects() if isinstance(o, socket.socket))\ndef send(m):\n    d = m if isinstance(m, bytes) else json.dumps(m).encode()\n    channel.sendall(struct.pack('<I', len(d)) + d)\ndef message(*parts): return {'value': ['tuple', [*parts, ['tuple', ['', ['tuple', []]]]]], 'shared': {}, 'dropped': []}\n"
+CHANNEL = "import gc, socket, json, struct\nchannel = next(o for o in gc.get_objects() if isinstance(o, socket.socket))\ndef send(m):\n    d = m if isinstance(m, bytes) else json.dumps(m).encode()\n    channel.sendall(struct.pack('<I', len(d)) + d)\ndef message(*parts): return {'value': ['tuple', [*parts, '']], 'shared': {}, 'dropped': []}\n"
 ENDINGS = {
     "exits with 0": dying("import os\ndef f(x): os._exit(0)"),
     "exits at once": Hostile("import os\nos._exit(0)", "pass"),

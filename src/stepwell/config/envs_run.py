@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
-from stepwell.config.sections import Section
+from stepwell.config.sections import Listed, Section
 
 
 class EnvsRunSettings(Section):
@@ -29,6 +29,9 @@ class EnvsRunSettings(Section):
     """Python of the environment that has the framework; without it, this one."""
     config: str | None = None
     """JSON file with settings of the framework. verifiers: env, sampling, limit. Harbor: fields of its TrialConfig."""
+    variables: Listed = ()
+    """Environment variables that the framework gets besides the basic ones (PATH, HOME, LANG, SSL_CERT_FILE …): keys of
+    other services, PYTHONPATH, DOCKER_HOST, HTTPS_PROXY. A variable that is not named here does not reach it."""
     channel: str = "train"
     """The channel of the trajectories."""
     group_size: int = Field(default=8, ge=1)

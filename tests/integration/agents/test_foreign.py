@@ -12,6 +12,7 @@ from stepwell.agents.foreign.envs_command import make_rollouts
 from stepwell.agents.foreign.tasks_process import CHILD, TasksProcess
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutCounts
+from stepwell.common.processes import PLAIN_VARIABLES
 from stepwell.config.envs_run import EnvsRunSettings
 from stepwell.errors import BadRequest, NotReady
 from tests.rig.fake_engine import FakeEngine
@@ -47,6 +48,11 @@ class Tasks:
 
 
 asyncio.run(serve(Tasks(), answers))
+"""
+TELLS_ITS_VARIABLES = f"""#!{sys.executable}
+import json, os
+
+print(json.dumps({{"tasks": [f"{{name}}={{value}}" for name, value in os.environ.items()]}}), flush=True)
 """
 REWARD = '{"reward": float(asked["task"])}'
 FAIL_ONCE = """{"reward": 1.0} if self.tried else self.tried.add(1) or failed(INFRASTRUCTURE, "a broken box")"""
@@ -110,6 +116,28 @@ async def test_tasks_that_cannot_be_loaded_are_an_error(tmp_path: Path) -> None:
             pass
     with pytest.raises(BadRequest, match="cannot be started"):
         async with TasksProcess("harbor", "no/such/folder", python="/no/such/python"):
+            pass
+
+
+async def test_a_framework_sees_no_variable_but_the_basic_ones_and_those_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "AWS_SECRET_ACCESS_KEY", "STEPWELL_ENVS_KEY", "HF_TOKEN", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "a-secret")
+    python = tmp_path / "python"
+    python.write_text(TELLS_ITS_VARIABLES)
+    python.chmod(0o700)
+    async with TasksProcess("verifiers", "some", python=str(python), variables=("HF_TOKEN",)) as tasks:
+        told = dict(sample["name"].split("=", 1) for sample in tasks.samples)
+    assert told["HF_TOKEN"] == "a-secret"
+    assert told.keys() - {"HF_TOKEN", "LC_CTYPE"} <= set(PLAIN_VARIABLES)  # Python itself sets LC_CTYPE
+    assert {"PATH", "HOME"} <= told.keys()
+
+
+async def test_a_named_variable_that_is_not_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with pytest.raises(BadRequest, match="HF_TOKEN is not set: set it, or leave it out of --variables"):
+        async with TasksProcess("verifiers", "some", variables=("HF_TOKEN",)):
             pass
 
 

@@ -25,7 +25,9 @@ def run_envs(settings: EnvsRunSettings) -> None:
 async def make_rollouts(settings: EnvsRunSettings) -> RolloutCounts:
     python = settings.python or sys.executable
     config = None if settings.config is None else Path(settings.config)
-    async with TasksProcess(settings.framework, settings.tasks, python=python, config=config) as tasks:
+    async with TasksProcess(
+        settings.framework, settings.tasks, python=python, config=config, variables=settings.variables
+    ) as tasks:
         flow = BlackBoxAgentFlow(
             settings.gateway,
             tasks.run,

@@ -2,6 +2,7 @@
 
 - `child/` has a program for each framework. It needs nothing of Stepwell; it is asked, and answers, in lines of JSON.
 - The first line lists the tasks. Then each line to it asks for one rollout; many run in it at once.
+- It has no key of this process: its environment is the basic variables and those that somebody named.
 - If it dies, running rollouts fail by the infrastructure, and so does every later one.
 """
 
@@ -9,7 +10,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,7 @@ import orjson
 
 from stepwell.agents.outcome import AgentFailed, tells_machine_fault
 from stepwell.agents.rollout import Rollout, Sample
+from stepwell.common.processes import plain_environment
 from stepwell.errors import BadRequest, NotReady
 
 PROGRAMS: Mapping[str, str] = MappingProxyType({"verifiers": "verifiers_tasks.py", "harbor": "harbor_tasks.py"})
@@ -39,14 +41,26 @@ class TasksBroken(Exception):
 class TasksProcess:
     """Used inside `async with`. `run` is an agent for BlackBoxAgentFlow, `samples` are its dataset."""
 
-    def __init__(self, framework: str, tasks: str, *, python: str = sys.executable, config: Path | None = None) -> None:
-        """`tasks`: as the framework names them, a taskset's id or a folder; `config`: its own settings, as JSON."""
+    def __init__(
+        self,
+        framework: str,
+        tasks: str,
+        *,
+        python: str = sys.executable,
+        config: Path | None = None,
+        variables: Sequence[str] = (),
+    ) -> None:
+        """`tasks`: as the framework names them, a taskset's id or a folder; `config`: its own settings, as JSON;
+        `variables`: names of what it gets of this process' environment besides the basic ones."""
+        if missing := [name for name in variables if name not in os.environ]:
+            raise BadRequest(f"{', '.join(missing)} is not set: set it, or leave it out of --variables")
         if config is not None and not config.is_file():
             raise BadRequest(f"there is no file {config}")
         settings = [] if config is None else [str(config)]
         self.samples: list[Sample] = []
         self._framework = framework
         self._command = [python, str(CHILD / PROGRAMS[framework]), tasks, *settings]
+        self._variables = variables
         self._numbers = count()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._process: asyncio.subprocess.Process | None = None
@@ -54,7 +68,7 @@ class TasksProcess:
         self._is_over = False
 
     async def __aenter__(self) -> Self:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("STEPWELL_")}
+        env = plain_environment() | {name: os.environ[name] for name in self._variables}
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,

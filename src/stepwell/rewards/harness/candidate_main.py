@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from inspect import iscoroutine
-from typing import Any, NoReturn
+from typing import Any
 
 from stepwell.rewards.harness.limits import prepare
 from stepwell.rewards.harness.operations import OPERATIONS
@@ -37,39 +37,29 @@ class CandidateObjects:
 
     def __init__(self) -> None:
         self._namespace: dict[str, Any] = {"__name__": "candidate"}
-        self._told: dict[str, Any] = {}
-        """Names that the test uses, and the values that its process knows."""
 
     def describe(self, value: Any) -> dict[str, Any]:
         base = next((kind.__name__ for kind in type(value).__mro__ if kind.__name__ in BASES), "")
         return {"callable": callable(value), "base": base, "coroutine": iscoroutine(value)}
 
-    def cannot_send(self, why: Exception) -> NoReturn:
-        raise why
+    def cannot_send(self, why: Exception) -> BaseException:
+        return why
 
     def perform(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         if operation == "start":
             return exec(compile(arguments[0], "candidate", "exec"), self._namespace)
         if operation == "names":
-            found = {name: self._namespace[name] for name in arguments if name in self._namespace}
-            self._told |= found
-            return tuple(found.items())
+            return tuple((name, self._namespace[name]) for name in arguments if name in self._namespace)
         return plain_or_none(*arguments) if operation == "plain" else OPERATIONS[operation](*arguments)
 
-    def news(self) -> Any:
-        """What was printed, and names with new values."""
+    def news(self) -> str:
+        """What was printed."""
         out: Any = sys.stdout
         printed = out.getvalue()[:MOST_PRINTED] if isinstance(out, io.StringIO) else ""
         if printed:
             out.seek(0)
             out.truncate()
-        changed = {
-            name: self._namespace[name]
-            for name, value in self._told.items()
-            if name in self._namespace and self._namespace[name] is not value
-        }
-        self._told |= changed
-        return printed, tuple(changed.items())
+        return printed
 
     def take_news(self, news: Any) -> None:
         """There is none."""
@@ -93,6 +83,6 @@ def main() -> None:
     sys.stdout = io.StringIO()
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
     try:
-        Peer(socket.socket(fileno=descriptor), CandidateObjects(), first=1).serve()
+        Peer(socket.socket(fileno=descriptor), CandidateObjects(), is_test=False).serve()
     except PeerEnded:
         os._exit(0)

@@ -5,13 +5,13 @@
   may be referred to, and what may be done with them.
 """
 
-import builtins
 import json
 import socket
 import struct
-from typing import Any, NoReturn, Protocol
+from types import CoroutineType
+from typing import Any, Protocol
 
-from stepwell.rewards.harness.remote import RemoteObject, make_proxy, mirror_of
+from stepwell.rewards.harness.remote import LOOKING, exception_class, is_remote, make_proxy
 from stepwell.rewards.harness.wire import Codec, ProtocolError
 
 LENGTH = struct.Struct("<I")
@@ -29,8 +29,8 @@ class Owner(Protocol):
     def describe(self, value: Any) -> dict[str, Any]:
         """For the proxy: what the object is. TypeError if it must not be referred to."""
 
-    def cannot_send(self, why: Exception) -> NoReturn:
-        """A request has an argument that must not be referred to."""
+    def cannot_send(self, why: Exception) -> BaseException:
+        """What to raise for a request with an argument that cannot be sent."""
 
     def perform(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         """What the other process asks for."""
@@ -42,10 +42,11 @@ class Owner(Protocol):
 
 
 class Peer:
-    def __init__(self, channel: socket.socket, owner: Owner, first: int) -> None:
+    def __init__(self, channel: socket.socket, owner: Owner, *, is_test: bool) -> None:
         self._channel = channel
         self._owner = owner
-        self._codec = Codec(self, first)
+        self._is_test = is_test
+        self._codec = Codec(self, is_test=is_test)
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._proxies: dict[int, Any] = {}
@@ -56,14 +57,29 @@ class Peer:
         try:
             self._send("ask", operation, arguments)
         except (TypeError, ValueError, RecursionError) as why:
-            self._owner.cannot_send(why)
+            failure = self._owner.cannot_send(why)
+            if isinstance(failure, ProtocolError):
+                self.failure = str(failure)
+            raise failure from None
+        was_frozen = self._codec.is_frozen
+        self._codec.is_frozen = was_frozen or (self._is_test and operation in LOOKING)
+        try:
+            return self._answer(operation)
+        finally:
+            self._codec.is_frozen = was_frozen
+
+    def _answer(self, asked: str) -> Any:
         while True:
             kind, operation, value = self._receive()
             if kind == "answer":
                 return value
-            if kind == "raise":
-                raise self._exception(value)
-            self._serve(operation, value)
+            if kind == "ask":
+                self._serve(operation, value)
+                continue
+            failure = self._exception(value)
+            if self._is_test and asked != "next" and isinstance(failure, StopIteration | StopAsyncIteration):
+                raise RuntimeError(f"the code raised {type(failure).__name__}")  # else it ends a loop of the test
+            raise failure
 
     def serve(self) -> None:
         """Until the other process ends."""
@@ -140,8 +156,12 @@ class Peer:
 
     def write(self, value: Any) -> list[Any]:
         """ValueError, TypeError: it must not be referred to."""
-        if isinstance(value, RemoteObject) and object.__getattribute__(value, "stepwell_peer") is self:
+        if is_remote(value):
             return ["yours", object.__getattribute__(value, "stepwell_number")]
+        if isinstance(value, type | CoroutineType):
+            for number, proxy in self._proxies.items():
+                if proxy is value:
+                    return ["yours", number]
         number = self._number_of(value)
         if isinstance(value, type) and issubclass(value, BaseException):
             return ["mine", number, dict(zip(("exception", "classes"), self._classes_of(value), strict=True))]
@@ -184,18 +204,10 @@ class Peer:
     def _exception(self, described: Any) -> BaseException:
         try:
             base, classes, arguments = described
-            kind = getattr(builtins, base)
-            if not issubclass(kind, BaseException):
-                raise ProtocolError("no exception")
-            for number, name in reversed(classes):
-                kind = mirror_of(self._proxies, number, name, kind)
-            return _instance(kind, arguments)
+            return _instance(exception_class(self._proxies, base, classes), arguments)
         except Exception:  # noqa: BLE001 - a test must not take it for an exception of the code
             self.failure = "an exception could not be read"
             raise ProtocolError(self.failure) from None
-        except ProtocolError as wrong:
-            self.failure = str(wrong)
-            raise
 
 
 def _text(value: Any) -> str:

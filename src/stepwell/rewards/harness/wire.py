@@ -132,6 +132,10 @@ KNOWN: dict[str, frozenset[str] | None] = {
 a file or runs code: the code may hand them to a function of the test."""
 
 
+CATCH_ALL = (BaseException, Exception, AssertionError)
+"""A test that catches one of these under a name of the code's would catch its own failures."""
+
+
 class ProtocolError(BaseException):
     """The other process sent something that is no message. No test may catch this as an exception of the code."""
 
@@ -145,11 +149,14 @@ class ReferenceTable(Protocol):
 
 
 class Codec:
-    """The state of one connection. `first` is 0 in one process and 1 in the other, so that new ids never collide."""
+    """The state of one connection. New ids are even in the test's process and odd in the other."""
 
-    def __init__(self, references: ReferenceTable, first: int) -> None:
+    def __init__(self, references: ReferenceTable, *, is_test: bool) -> None:
         self._references = references
-        self._next = first
+        self._is_test = is_test
+        self._next = 0 if is_test else 1
+        self.is_frozen = False
+        """No shared container may change now: the test may be in the middle of a loop over it."""
         self._shared: dict[int, Any] = {}
         self._ids: dict[int, int] = {}
         self._sent: dict[int, Any] = {}
@@ -171,12 +178,16 @@ class Codec:
             for number in message["dropped"]:
                 self._drop(number)
             contents = {int(number): given for number, given in message["shared"].items()}
+            if self.is_frozen and not self._shared.keys().isdisjoint(contents):
+                raise ProtocolError("the code changed a container while the test looked at it")
             for number, (kind, _) in contents.items():
                 if number not in self._shared:
                     self._register(number, SHARED[kind]())
+                    self._sent[number] = _elements(self._shared[number])  # a hash may be asked for before it is filled
+            filled = {number: self._shared[number] for number in contents}  # so that none is garbage before that
             for number, (_, elements) in contents.items():
-                self._fill(self._shared[number], elements)
-                self._sent[number] = _elements(self._shared[number])
+                self._fill(filled[number], elements)
+                self._sent[number] = _elements(filled[number])
             return self._read(message["value"])
         except Exception as wrong:  # noqa: BLE001 - a test must not take it for an exception of the code
             raise ProtocolError(f"a message could not be read: {type(wrong).__name__}") from None
@@ -217,15 +228,17 @@ class Codec:
         if isinstance(container, bytearray):
             container[:] = base64.b64decode(contents)
             return
-        items = [self._read(pair) for pair in contents] if not isinstance(container, dict) else None
-        pairs = [(self._read(key), self._read(value)) for key, value in contents] if items is None else None
+        if isinstance(container, dict):
+            items: Any = {self._read(key): self._read(value) for key, value in contents}
+        else:
+            items = (set if isinstance(container, set) else list)(map(self._read, contents))
         container.clear()
         if isinstance(container, dict):
-            dict.update(container, pairs or ())
+            dict.update(container, items)
         elif isinstance(container, set):
-            container.update(items or ())
+            container.update(items)
         else:
-            container.extend(items or ())
+            container.extend(items)
 
     def _read(self, written: Any) -> Any:
         if type(written) in ATOMS:
@@ -239,9 +252,10 @@ class Codec:
         if tag in ("range", "slice"):
             bounds = [self._read(bound) for bound in rest[0]]
             return range(*bounds) if tag == "range" else slice(*bounds)
-        if tag in READERS:
-            return READERS[tag](*rest)
-        return self._references.read(written)
+        value = READERS[tag](*rest) if tag in READERS else self._references.read(written)
+        if self._is_test and any(value is kind for kind in CATCH_ALL):
+            raise ProtocolError(f"the code gave the test {value.__name__}, which catches the test's own failures")
+        return value
 
     def _id_of(self, container: Any) -> int:
         number = self._ids.get(id(container))

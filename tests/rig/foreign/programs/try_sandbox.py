@@ -1,6 +1,6 @@
-"""Tries to get out of LocalSandbox: `python try_sandbox.py CHILD FOLDER` prints what happened as JSON.
+"""Tries to get out of LocalSandbox: `python try_sandbox.py CHILD FOLDER PORT` prints what happened as JSON.
 
-The folder has a file `secret`, which nothing inside may reach.
+The folder has a file `secret`, which nothing inside may reach. Something listens on the port.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-CHILD, FOLDER = sys.argv[1], Path(sys.argv[2])
+CHILD, FOLDER, PORT = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 sys.path.insert(0, CHILD)
 
 from harbor.models.task.config import EnvironmentConfig, NetworkMode, NetworkPolicy  # noqa: E402
@@ -49,16 +49,49 @@ async def try_all(sandbox: Any) -> dict[str, Any]:
     return told
 
 
-def main() -> None:
-    sandbox = LocalSandbox(
+def make_sandbox(mode: str | None, **more: Any) -> Any:
+    """For a task with this network mode; None if it says nothing of a network."""
+    config = EnvironmentConfig() if mode is None else EnvironmentConfig(network_mode=NetworkMode(mode))
+    return LocalSandbox(
         environment_dir=FOLDER,
         environment_name="try",
         session_id="try",
         trial_paths=TrialPaths(FOLDER / "trial"),
-        task_env_config=EnvironmentConfig(),
-        network_policy=NetworkPolicy(network_mode=NetworkMode.NO_NETWORK),
+        task_env_config=config,
+        network_policy=NetworkPolicy(network_mode=config.network_mode),
+        **more,
     )
-    sys.stdout.write(json.dumps(asyncio.run(try_all(sandbox))))
+
+
+async def connects(sandbox: Any) -> bool:
+    await sandbox.start(force_build=False)
+    try:
+        return bool((await sandbox.exec(f"exec 3<>/dev/tcp/127.0.0.1/{PORT}")).return_code == 0)
+    finally:
+        await sandbox.stop(delete=True)
+
+
+async def why_refused(sandbox: Any) -> str:
+    try:
+        await sandbox.start(force_build=False)
+    except RuntimeError as refused:
+        return str(refused)
+    return ""
+
+
+async def told_by_all() -> dict[str, Any]:
+    told = await try_all(make_sandbox("no-network"))
+    told["connects"] = {
+        "silent": await connects(make_sandbox(None)),
+        "silent, with network": await connects(make_sandbox(None, network=True)),
+        "none, with network": await connects(make_sandbox("no-network", network=True)),
+    }
+    told["refuses"] = await why_refused(make_sandbox("public"))
+    return told
+
+
+def main() -> None:
+    sys.stdout.write(json.dumps(asyncio.run(told_by_all())))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def test_no_tests_are_an_error(tests: object) -> None:
         score(ADD, tests)
 
 
-@pytest.mark.parametrize("test", ["assert f(1) ==", "import io\nf(io.StringIO())"])
+@pytest.mark.parametrize("test", ["assert f(1) ==", "import io\nf(io.StringIO())", "f(getattr)", "f(exec)"])
 def test_a_test_that_cannot_be_run_is_an_error(test: str) -> None:
     with pytest.raises(RewardFailed, match="the test cannot be run"):
         score("def f(x): pass", [test])
@@ -162,7 +162,28 @@ CROSSING = {
         "class M:\n    def __enter__(self): return 5\n    def __exit__(self, kind, e, t): return kind is ValueError",
         "with M() as five:\n    assert five == 5\n    raise ValueError",
     ),
-    "names that change": ("n = 0\ndef up():\n    global n\n    n += 1", "up()\nassert n == 1\nup()\nassert n == 2"),
+    "names that change": (
+        "n = 0\ndef up():\n    global n\n    n += 1",
+        "up()\nassert candidate.n == 1\nup()\nassert candidate.n == 2",
+    ),
+    "sets of the code's objects": (
+        "class P:\n    pass\nclass Box:\n    def __init__(self): self.seen = {P(), P()}\n"
+        "    def add(self): self.seen.add(P())\n    def count(self): return len(self.seen)",
+        "b = Box()\nassert len(b.seen) == b.count() == 2\nb.add()\nassert len(b.seen) == b.count() == 3",
+    ),
+    "exception classes and coroutines come back": (
+        "class Mine(Exception): pass\nasync def g(): return 7\nasync def both(x): return await x\n"
+        "def f(kind): return kind is Mine",
+        "import asyncio\nassert f(Mine) and asyncio.run(both(g())) == 7",
+    ),
+    "exceptions of the test": (
+        "def f(kind, g):\n    try: g()\n    except kind: return 7",
+        "def g(): raise ValueError\nassert f(Exception, g) == f((KeyError, ValueError), g) == 7",
+    ),
+    "members of an object": (
+        "class C:\n    def __iter__(self): return iter((1, 2))",
+        "c = C()\nassert 2 in c and 3 not in c",
+    ),
     "what was printed": (
         "def f(): print('hello')",
         "import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()) as out:\n    f()\n"

@@ -5,7 +5,8 @@
 - A command sees its own folder, which it may write, and the machine's /usr, read-only. It sees no other file of the
   machine but a few of /etc, and no process outside.
 - The task's Dockerfile is not built: what a task needs must be in the machine's /usr, or be installed below its folder.
-- Every command runs as the same user. The network is the machine's, or none if the task wants none.
+- Every command runs as the same user.
+- There is no network, except with `network=True` the machine's, for tasks that do not forbid one.
 - A link that leads out of the folder is not followed from outside.
 """
 
@@ -30,6 +31,10 @@ WORK_FOLDER = "/app"
 SHELL = "/usr/bin/bash"
 """The machine's, which nothing inside can replace."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NO_NETWORK = (
+    "the task asks for a network and LocalSandbox has none: give it the machine's by the kwargs of its environment, "
+    '{"import_path": "local_sandbox:LocalSandbox", "kwargs": {"network": true}}, or name a Docker environment'
+)
 
 
 class LeadsOutside(PermissionError):
@@ -38,6 +43,10 @@ class LeadsOutside(PermissionError):
 
 class LocalSandbox(BaseEnvironment):  # type: ignore[misc]  # harbor has no types here
     _root: Path | None = None
+
+    def __init__(self, *args: Any, network: bool = False, **kwargs: Any) -> None:
+        self._shares_network = network
+        super().__init__(*args, **kwargs)
 
     @staticmethod
     def type() -> str:
@@ -58,6 +67,10 @@ class LocalSandbox(BaseEnvironment):  # type: ignore[misc]  # harbor has no type
         return self._root
 
     async def start(self, force_build: bool) -> None:
+        """RuntimeError if the task says itself that it needs a network and there is none: its reward would be wrong."""
+        asks = "network_mode" in self.task_env_config.model_fields_set and not self._network_disabled
+        if asks and not self._shares_network:
+            raise RuntimeError(NO_NETWORK)
         self._root = _new_root((*FOLDERS, self._work_folder().lstrip("/")))
 
     async def stop(self, delete: bool) -> None:
@@ -113,7 +126,7 @@ class LocalSandbox(BaseEnvironment):  # type: ignore[misc]  # harbor has no type
         who = ["--cap-drop", "ALL"] if os.geteuid() == 0 else ["--unshare-user", "--uid", "0", "--gid", "0"]
         return [
             *("bwrap", "--die-with-parent", "--new-session", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
-            *(["--unshare-net"] if self._network_disabled else []),
+            *(["--unshare-net"] if self._network_disabled or not self._shares_network else []),
             *who,
             *("--bind", str(self.root), "/", "--ro-bind", "/usr", "/usr"),
             *(word for name in ETC for word in ("--ro-bind-try", f"/etc/{name}", f"/etc/{name}")),
