@@ -221,7 +221,7 @@ class Codec:
         if isinstance(container, bytearray):
             return base64.b64encode(container).decode()
         if isinstance(container, dict):
-            return [[self._write(key), self._write(value)] for key, value in dict.items(container)]
+            return [[self._write(key), self._write(value)] for key, value in container.items()]
         return self._write_all(container)
 
     def _fill(self, container: Any, contents: Any) -> None:
@@ -233,12 +233,7 @@ class Codec:
         else:
             items = (set if isinstance(container, set) else list)(map(self._read, contents))
         container.clear()
-        if isinstance(container, dict):
-            dict.update(container, items)
-        elif isinstance(container, set):
-            container.update(items)
-        else:
-            container.extend(items)
+        (container.update if isinstance(container, dict | set) else container.extend)(items)
 
     def _read(self, written: Any) -> Any:
         if type(written) in ATOMS:
@@ -302,7 +297,7 @@ def _elements(container: Any) -> Any:
     if isinstance(container, bytearray):
         return bytes(container)
     if isinstance(container, dict):
-        return (*dict.keys(container), *dict.values(container))
+        return (*container.keys(), *container.values())
     return tuple(container)
 
 

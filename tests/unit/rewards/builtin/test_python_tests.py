@@ -180,6 +180,12 @@ CROSSING = {
         "def f(kind, g):\n    try: g()\n    except kind: return 7",
         "def g(): raise ValueError\nassert f(Exception, g) == f((KeyError, ValueError), g) == 7",
     ),
+    "ordered dicts and counters": (
+        "from collections import Counter, OrderedDict\nd = OrderedDict(a=1, b=2)\n"
+        "def used(key):\n    d.move_to_end(key)\n    return d\ndef count(s): return Counter(s)",
+        "assert list(used('a')) == ['b', 'a']\nx = used('b')\nassert list(x) == ['a', 'b']\nused('a')\n"
+        "assert list(x) == ['b', 'a'] and count('aab') == {'a': 2, 'b': 1}",
+    ),
     "members of an object": (
         "class C:\n    def __iter__(self): return iter((1, 2))",
         "c = C()\nassert 2 in c and 3 not in c",
