@@ -246,6 +246,12 @@ class StateMachine(RuleBasedStateMachine):
         assert self.state.stats().sessions.ended_idle == before + 1
 
     @rule()
+    def count_unfinished(self) -> None:
+        before = self.state.stats().unfinished
+        self.state.count_unfinished()
+        assert self.state.stats().unfinished == before + 1
+
+    @rule()
     def count_deferred(self) -> None:
         before = self.state.stats().sessions.deferred
         self.state.count_deferred(3)
