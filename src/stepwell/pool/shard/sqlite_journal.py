@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from stepwell.common.atomic_files import sync_path
 from stepwell.common.private_files import create_private
 from stepwell.common.sqlite_file import count_wal_frames, open_wal, scrub_database, set_aside_damaged
 from stepwell.errors import JournalRefused
@@ -177,7 +178,7 @@ class SqliteStore:
             _upgrade(db)
             self._write_header(db)
             if self._sync:
-                _sync_folder(self.path.parent)
+                sync_path(self.path.parent)
         except BaseException:
             db.close()
             raise
@@ -242,15 +243,6 @@ def _read_header(db: sqlite3.Connection) -> JournalHeader:
 def _is_left_aside(journal: Path, file: Path) -> bool:
     """A damaged journal, or a new one that a killed process did not finish; with their logs."""
     return file.name.startswith((f"{journal.name}.damaged-", f"{journal.name}.new"))
-
-
-def _sync_folder(folder: Path) -> None:
-    """The name of a new file is on the disk with this."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
