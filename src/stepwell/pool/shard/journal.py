@@ -35,7 +35,7 @@ from stepwell.steps.step_filter import StepFilter
 Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 """SQL, and the rows for which it is executed."""
 
-SCHEMA_VERSION = max(10, *(column.journal_since for column in STEP_COLUMNS))
+SCHEMA_VERSION = max(11, *(column.journal_since for column in STEP_COLUMNS))
 """Raised with every change to a table or to the fields below. Fields that an older file lacks take their defaults."""
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
@@ -285,6 +285,12 @@ class ShardJournal(StateJournal):
     def add_ended(self, lease_uid: str, how: Settlement) -> None:
         self._execute("INSERT INTO ended (uid, how) VALUES (?, ?)", lease_uid, how.value)
         self._keep_last("ended", ENDED_KEPT)
+
+    def save_acknowledged(self, decision_uid: str) -> None:
+        self._execute("INSERT INTO acknowledged VALUES (?)", decision_uid)
+
+    def remove_acknowledged(self, decision_uid: str) -> None:
+        self._execute("DELETE FROM acknowledged WHERE uid = ?", decision_uid)
 
     def add_audit(self, entry: AuditEntry) -> None:
         self._execute("INSERT INTO audit (info) VALUES (?)", _dump(entry))

@@ -46,6 +46,7 @@ CREATE TABLE steps (
 ALTER TABLE steps ALTER added SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
 CREATE TABLE leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at DOUBLE PRECISION, gate BYTEA);
 CREATE TABLE ended (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, how TEXT);
+CREATE TABLE acknowledged (uid TEXT PRIMARY KEY);
 CREATE TABLE closed (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, revision BIGINT DEFAULT 0,
     subject TEXT DEFAULT '');
 CREATE TABLE late_rewards (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA);
@@ -59,8 +60,9 @@ UPGRADES = (
     "ALTER TABLE closed ADD COLUMN IF NOT EXISTS subject TEXT DEFAULT ''",
     "CREATE TABLE IF NOT EXISTS lineage (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA)",
     "CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BYTEA)",
+    "CREATE TABLE IF NOT EXISTS acknowledged (uid TEXT PRIMARY KEY)",
 )
-"""What an older journal lacks (version 10)."""
+"""What an older journal lacks (versions 10 and 11)."""
 CONNECTION: dict[str, Any] = {
     "target_session_attrs": "read-write",
     "connect_timeout": 5,

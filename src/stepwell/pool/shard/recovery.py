@@ -67,7 +67,7 @@ def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
         log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
     leases = {lease.uid: lease for lease in reader.leases()}
     closed, ended, audit = list(reader.closed()), list(reader.ended()), list(reader.audit())
-    decisions = list(reader.decisions())
+    decisions, acknowledged = list(reader.decisions()), list(reader.acknowledged())
     tombstones = list(reader.tombstones())
     placements: dict[int, Placement] = {}
     if reader.damaged:
@@ -78,7 +78,14 @@ def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
     subjects = [tombstone for tombstone in tombstones if isinstance(tombstone, Tombstone)]
     pool.state.load_tombstones(subjects, [name for name in tombstones if isinstance(name, str)])
     pool.state.load(
-        records, leases, closed=closed, ended=ended, audit=audit, decisions=decisions, damaged=reader.damaged
+        records,
+        leases,
+        closed=closed,
+        ended=ended,
+        acknowledged=acknowledged,
+        audit=audit,
+        decisions=decisions,
+        damaged=reader.damaged,
     )
     if reader.damaged:
         late_rewards = list(reader.late_rewards())
@@ -124,13 +131,7 @@ def _write_again(
                 journal.add_step(trajectory, step, placements.get(step.number))
     for lease in leases:
         journal.save_lease(lease)
-    for uid, revision in pool.state.closed.items():
-        journal.add_closed(uid, revision, pool.state.closed_subjects.get(uid, ""))
-    for tombstone in pool.state.tombstones.subjects.values():
-        journal.save_tombstone(tombstone)
-    journal.add_forgotten_names(sorted(pool.state.tombstones.names))
-    for uid, how in pool.state.ended_leases.items():
-        journal.add_ended(uid, how)
+    _write_what_is_gone(pool, journal)
     for late in late_rewards:
         journal.add_late_reward(late)
     for entry in audit:
@@ -138,6 +139,19 @@ def _write_again(
     journal.save_decisions(pool.state.decisions)
     aside = journal.rewrite(pool.state.snapshot(), pool_time)
     log.error("journal %s is damaged; what could be read is kept, the old one is %s", journal.store.name, aside)
+
+
+def _write_what_is_gone(pool: Pool, journal: ShardJournal) -> None:
+    """What is remembered of trajectories, subjects and leases."""
+    for uid, revision in pool.state.closed.items():
+        journal.add_closed(uid, revision, pool.state.closed_subjects.get(uid, ""))
+    for tombstone in pool.state.tombstones.subjects.values():
+        journal.save_tombstone(tombstone)
+    journal.add_forgotten_names(sorted(pool.state.tombstones.names))
+    for uid, how in pool.state.ended_leases.items():
+        journal.add_ended(uid, how)
+    for uid in pool.state.acknowledged:
+        journal.save_acknowledged(uid)
 
 
 class JournalReader:
@@ -207,6 +221,10 @@ class JournalReader:
     def ended(self) -> Iterator[tuple[str, Settlement]]:
         for uid, how in self._rows("SELECT uid, how FROM ended ORDER BY n"):
             yield uid, Settlement(how)
+
+    def acknowledged(self) -> Iterator[str]:
+        for (uid,) in self._rows("SELECT uid FROM acknowledged"):
+            yield uid
 
     def closed(self) -> Iterator[tuple[str, int, str]]:
         yield from self._rows("SELECT uid, revision, subject FROM closed ORDER BY n")

@@ -134,6 +134,7 @@ class PoolState(ForgetOperations, RewardOperations):
         *,
         closed: Iterable[tuple[str, int, str]],
         ended: Iterable[tuple[str, Settlement]],
+        acknowledged: Iterable[str] = (),
         audit: Iterable[AuditEntry],
         decisions: Iterable[PolicyDecision] = (),
         damaged: bool,
@@ -149,6 +150,7 @@ class PoolState(ForgetOperations, RewardOperations):
             if subject:
                 self.closed_subjects[uid] = subject
         self.ended_leases.update(ended)
+        self.acknowledged.update(acknowledged)
         self.audit_trail.extend(audit)
         self.decisions.extend(decisions)
         for group in groups:
