@@ -41,7 +41,7 @@ CREATE TABLE trajectories (number BIGINT PRIMARY KEY, group_seq BIGINT, info BYT
 CREATE TABLE steps (
     number BIGINT PRIMARY KEY, trajectory BIGINT, base BIGINT, shared BIGINT, info BYTEA, reward DOUBLE PRECISION,
     reward_source TEXT, reward_revision BIGINT, lease TEXT, shipped BOOLEAN, added BYTEA, logprobs BYTEA, mask BYTEA,
-    checksum BIGINT
+    checksum BIGINT, state_checksum BIGINT
 );
 ALTER TABLE steps ALTER added SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
 CREATE TABLE leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at DOUBLE PRECISION, gate BYTEA);
@@ -61,6 +61,7 @@ UPGRADES = (
     "CREATE TABLE IF NOT EXISTS lineage (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA)",
     "CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BYTEA)",
     "CREATE TABLE IF NOT EXISTS acknowledged (uid TEXT PRIMARY KEY)",
+    "ALTER TABLE steps ADD COLUMN IF NOT EXISTS state_checksum BIGINT",
 )
 """What an older journal lacks (versions 10 and 11)."""
 CONNECTION: dict[str, Any] = {
@@ -138,6 +139,9 @@ class PostgresStore:
                     yield tuple(map(_as_read, row))
         except psycopg.Error as failure:  # also for damage that the server finds: it is mended there
             raise JournalFailed(f"journal {self.name} cannot be read: {failure}") from failure
+
+    def table(self, name: str, columns: str) -> Iterator[tuple[Any, ...] | None]:
+        yield from self.rows(f"SELECT {columns} FROM {name} ORDER BY {columns.partition(',')[0]}")
 
     def free_bytes(self) -> float:
         return math.inf
