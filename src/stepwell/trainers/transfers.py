@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from stepwell.common.atomic_files import rename_folder
 from stepwell.common.optional import require
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import Conflict
@@ -83,7 +84,7 @@ class CheckpointTransfer:
         self._copy_other_files(unfinished)
         write_checkpoint(weights, unfinished, self._max_file_bytes)
         shutil.rmtree(self._place, ignore_errors=True)
-        unfinished.rename(self._place)
+        rename_folder(unfinished, self._place)
 
     def update(self, engines: Sequence[EngineControl]) -> None:
         on_each(engines, lambda engine: engine.load_checkpoint(self._place))

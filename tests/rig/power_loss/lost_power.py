@@ -1,9 +1,12 @@
 """A shard that loses power: it is killed, and of what it wrote only that is left which it had synced."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from stepwell.pool.api.plan import Limits
@@ -11,6 +14,8 @@ from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from tests.rig.preloads import preloaded
+
+UNNAMED = ".unnamed"
 
 
 def preload(library: Path, live: Path, synced: Path) -> dict[str, str]:
@@ -49,3 +54,25 @@ def survivors(path: Path) -> set[str]:
     journal.close()
     assert not report.damaged
     return set(pool.state.trajectories)
+
+
+@contextmanager
+def as_after_power_loss(process: int, live: Path, synced: Path) -> Iterator[None]:
+    """Stop a process that has the library. Within the block, `live` is what a loss of power would leave. After it, the
+    process goes on as if nothing had happened."""
+    os.kill(process, signal.SIGSTOP)
+    os.waitid(os.P_PID, process, os.WSTOPPED)
+    running = live.rename(live.with_name("running"))
+    try:
+        shutil.copytree(synced, live, ignore=_unsynced)
+        yield
+    finally:
+        shutil.rmtree(live, ignore_errors=True)
+        running.rename(live)
+        os.kill(process, signal.SIGCONT)
+
+
+def _unsynced(folder: str, names: list[str]) -> list[str]:
+    """What has no name yet on the disk."""
+    nameless = [name for name in names if (Path(folder) / name / UNNAMED).exists()]
+    return [*nameless, *(name for name in names if name.endswith((UNNAMED, ".partial")))]

@@ -1,9 +1,11 @@
+import errno
+import os
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from stepwell.common.atomic_files import replacing_file, temporary_name, writing_under_temporary_name
+from stepwell.common.atomic_files import replacing_file, sync_path, temporary_name, writing_under_temporary_name
 
 
 def test_a_file_gets_its_name_at_the_end(tmp_path: Path) -> None:
@@ -54,3 +56,24 @@ def test_a_replaced_file_is_the_old_one_or_the_new_one(tmp_path: Path) -> None:
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_system_without_folders_to_sync_is_used_and_every_other_failure_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    def fail(number: int) -> None:
+        def failing_sync(_: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", failing_sync)
+
+    fail(errno.EINVAL)
+    sync_path(tmp_path)
+    with pytest.raises(OSError, match="Invalid argument"):
+        sync_path(file)
+    fail(errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_path(tmp_path)

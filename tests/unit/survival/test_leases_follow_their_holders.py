@@ -4,16 +4,22 @@ import asyncio
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
-from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
+from stepwell.pool.api.leasing import DECISION, BatchRequest, Settlement, new_batch_uid, part_lease_uid
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import CompleteCall, EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.state.state_base import ENDED_KEPT
+from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool, LocalTransport
 from tests.rig.waiting import until
@@ -269,6 +275,111 @@ async def test_a_part_waits_for_a_coordinator_that_is_away() -> None:
     assert leases(pool) == SHARDS - 1
     pool.transport.shards_away.clear()
     await until(lambda: shipped(pool) == SHARDS, "the decision")
+
+
+async def test_a_decision_is_kept_until_all_shards_have_ended_their_parts_and_no_longer() -> None:
+    pool = made_pool()
+    await fill(pool, rollouts=2)
+    batch = await pool.fetch_batch(SHARDS, lease=LEASE)
+    coordinator = pool.transport.services[batch.leases[0][0]].pool.state
+    pool.transport.dies_at = ("data_pool-1" if coordinator.shard != 1 else "data_pool-2", "ack")
+    await pool.ack(batch)
+    assert len(coordinator.acknowledged) == 1
+    pool.transport.shards_away.clear()
+    await until(lambda: not coordinator.acknowledged, "the coordinator to be told")
+    assert shipped(pool) == SHARDS
+    await pool.ack(batch)
+    await pool.ack(await pool.fetch_batch(SHARDS, lease=LEASE))
+    assert not any(service.pool.state.acknowledged for service in pool.transport.services.values())
+
+
+COORDINATOR, OTHER = "data_pool", "data_pool-1"
+
+
+class PreparedBatch:
+    """A batch with a part of each of two shards, of which the holder is about to acknowledge all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        batch_uid = new_batch_uid(heartbeats=True, coordinator=COORDINATOR)
+        self.parts = part_lease_uid(batch_uid, 0), part_lease_uid(batch_uid, 1)
+        self.decision = f"{batch_uid}{DECISION}"
+        self.coordinator = self.opened_coordinator()
+        self.is_cut_off = True
+        self.other = ShardService(PoolPlan(shards=2), OTHER, ask_decision=self.ask, heartbeat_timeout=TIMEOUT)
+
+    def opened_coordinator(self) -> ShardService:
+        self.journal = SqliteJournal(self.path, closed_kept=100)
+        return ShardService(PoolPlan(shards=2, min_free_bytes=0), COORDINATOR, journal=self.journal)
+
+    async def ask(self, _: str, decision: str) -> Settlement:
+        if self.is_cut_off:
+            raise PoolUnavailable("no answer")
+        return await self.coordinator.nack(decision)
+
+    async def prepare(self) -> None:
+        request = BatchRequest(count=1, channel="train")
+        for shard, part in zip((self.coordinator, self.other), self.parts, strict=True):
+            await shard.answer([Registration(part, part)])
+            await shard.submit_steps(pack([make_step(part, part, uid=part)]))
+            await shard.answer([CompleteCall(part, part, 1.0)])
+            assert await shard.take(request, LEASE, part) is not None
+            await shard.renew([part, self.decision])
+
+    async def reach_coordinator(self) -> None:
+        """The other shard, of which the holder is silent."""
+        self.is_cut_off = False
+        await until(lambda: not self.other.pool.state.leases, "the decision")
+
+    async def end_many_leases(self) -> None:
+        for number in range(0, ENDED_KEPT + 1, 1000):
+            await self.coordinator.ack_several([f"{n}{DECISION}" for n in range(number, number + 1000)])
+
+    def restart(self) -> None:
+        self.journal.store.close()
+        self.coordinator = self.opened_coordinator()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_shard_that_is_back_after_any_number_of_leases_learns_that_its_part_is_trained(
+    tmp_path: Path, *, restarts: bool
+) -> None:
+    batch = PreparedBatch(tmp_path / "journal.sqlite")
+    await batch.prepare()
+    assert await batch.coordinator.ack(batch.decision) is Settlement.DONE
+    await batch.coordinator.ack(batch.parts[0])
+    await batch.end_many_leases()
+    if restarts:
+        batch.restart()
+    await batch.reach_coordinator()
+    assert await batch.other.ack(batch.parts[1]) is Settlement.DONE
+    assert await batch.other.take(BatchRequest(count=1, channel="train"), LEASE, "again") is None
+    batch.journal.store.close()
+
+
+async def test_a_batch_of_which_a_part_has_returned_is_not_acknowledged_after_any_number_of_leases(
+    tmp_path: Path,
+) -> None:
+    batch = PreparedBatch(tmp_path / "journal.sqlite")
+    await batch.prepare()
+    await batch.reach_coordinator()
+    assert await batch.other.take(BatchRequest(count=1, channel="train"), LEASE, "again") is not None
+    await batch.end_many_leases()
+    assert await batch.coordinator.ack(batch.decision) is Settlement.EXPIRED
+    assert await batch.coordinator.ack(batch.parts[0]) is not Settlement.DONE
+    batch.journal.store.close()
+
+
+async def test_a_shard_that_keeps_too_many_decisions_refuses_a_batch_and_returns_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepwell.pool.rules.leasing.MAX_ACKNOWLEDGED", 0)
+    batch = PreparedBatch(tmp_path / "journal.sqlite")
+    await batch.prepare()
+    assert await batch.coordinator.ack(batch.decision) is Settlement.EXPIRED
+    request = BatchRequest(count=1, channel="train")
+    assert await batch.coordinator.take(request, LEASE, "again") is not None
+    batch.journal.store.close()
 
 
 def test_a_fetch_that_was_interrupted_takes_nothing() -> None:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stepwell.common.atomic_files import temporary_name
+from stepwell.common.atomic_files import sync_path, temporary_name
 from stepwell.common.optional import require
 from stepwell.common.tokenizers import Decode
 from stepwell.envs.output.html_page import GroupPage
@@ -98,7 +98,9 @@ class GroupTable:
     def close(self) -> None:
         self._flush()
         self._writer.close()
+        sync_path(self._temporary)
         self._temporary.rename(self._path)
+        sync_path(self._path.parent)
 
     def _flush(self) -> None:
         if self._rows:

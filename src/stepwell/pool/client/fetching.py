@@ -94,8 +94,6 @@ class _Fetch:
         self._lease = lease
         self._uid = self._coordinator = ""
         """The name of the batch, and the first shard of which a part is taken."""
-        self._answered: set[str] = set()
-        """Shards that have answered to a take under this name."""
         self._numbers = count()
         self._parts: list[LeasedGroups] = []
         self._missing = request.count
@@ -117,7 +115,7 @@ class _Fetch:
         if self._missing:
             await self._look(self._names)
         await self._fill(deadline, timeout)
-        while len(self._parts) > 1 and self._coordinator not in self._answered:
+        while len(self._parts) > 1 and not self._has_coordinator():
             await self._rename()
             await self._fill(deadline, timeout)
         return merge_leased_groups(self._parts)
@@ -140,10 +138,14 @@ class _Fetch:
             for gone in self._summaries.keys() - set(self._names):
                 del self._summaries[gone]
 
+    def _has_coordinator(self) -> bool:
+        return any(shard == self._coordinator for part in self._parts for shard, _ in part.leases)
+
     async def _rename(self) -> None:
-        """The acknowledgement would wait for a coordinator that does not answer: the parts are taken again."""
+        """The coordinator must have a part, and answer. It does not answer, or another consumer was faster there: the
+        parts are taken again."""
         put_back = self.put_back()
-        self._uid, self._answered, self._parts, self._missing = "", set(), [], self._request.count
+        self._uid, self._parts, self._missing = "", [], self._request.count
         self._taken.clear()
         await asyncio.wait(put_back, timeout=LOOK_TIMEOUT)
         await self._look(tuple(name for name in self._names if name not in self._late))
@@ -250,8 +252,6 @@ class _Fetch:
                 self._summaries.pop(name, None)
                 return
         is_wanted = uid == self._uid and wanted.count <= self._missing and self._has_room(wanted)
-        if uid == self._uid:
-            self._answered.add(name)
         if part is None:
             self._held.release([lease])
         elif is_wanted:

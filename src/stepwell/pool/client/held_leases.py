@@ -4,14 +4,15 @@
   named returns by itself, so a part that was taken in vain needs no more than to be released.
 - The parts of a batch are acknowledged together. First every shard confirms that it still has its part. Then the
   batch's coordinator, one of these shards, writes the decision down. From then on the batch is acknowledged, whoever
-  dies: a shard that was not told yet asks the coordinator.
+  dies: a shard that was not told yet asks the coordinator. When all are told, so is the coordinator, which need not
+  keep the decision any more.
 - All calls may be repeated.
 """
 
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from stepwell.errors import LeaseExpired, PoolUnavailable
@@ -112,17 +113,27 @@ class HeldLeases:
             self.release(parts)
             await self.nack(still_held)
             return Settlement.EXPIRED
-        await asyncio.gather(*(self._ack(*part) for part in parts))
+        late = list(filter(None, await asyncio.gather(*(self._ack(*part) for part in parts))))
+        if decision and late:
+            self._start(self._settle(coordinator, decision, late))
+        elif decision:
+            await self._settle(coordinator, decision, late)
         return Settlement.DONE
 
-    async def _ack(self, shard: str, uid: str) -> None:
-        """It is decided: a shard that is away is tried until it is back."""
+    async def _ack(self, shard: str, uid: str) -> asyncio.Task[None] | None:
+        """It is decided: a shard that is away is tried until it is back. Returns the task that does so."""
         try:
             await self._shards.at(shard).ack(uid)
             self.release([(shard, uid)])
+            return None
         except PoolUnavailable as failure:
             log.warning("an acknowledgement will be delivered when the shard is back: %s", failure)
-            self._start(self._ack_later(shard, uid))
+            return self._start(self._ack_later(shard, uid))
+
+    async def _settle(self, coordinator: str, decision: str, late: Sequence[asyncio.Task[None]]) -> None:
+        await asyncio.gather(*late)
+        with suppress(PoolUnavailable):  # it keeps the decision: a row of its journal
+            await self._shards.at(coordinator).settle(decision)
 
     async def _ack_later(self, shard: str, uid: str) -> None:
         while True:

@@ -15,7 +15,16 @@ from itertools import chain
 from operator import attrgetter
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import DECISION, BatchRequest, ExactFill, GroupOffer, LeasedGroups, Settlement, Unit
+from stepwell.pool.api.leasing import (
+    DECISION,
+    BatchRequest,
+    ExactFill,
+    GroupOffer,
+    LeasedGroups,
+    Settlement,
+    Unit,
+    batch_of_lease,
+)
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.staleness import oldest_version, staleness_rule, versions_behind
 from stepwell.pool.api.user_share import UserLimit, max_per_user
@@ -41,6 +50,9 @@ from stepwell.steps.step_filter import StepFilter
 STALE = "stale"
 DOUBT = 5.0
 """Seconds until the coordinator of an expired lease is asked again."""
+MAX_ACKNOWLEDGED = 100_000
+"""Batches of several shards that a shard has acknowledged as their coordinator, and of which other shards may still
+have a part. Each takes about 100 bytes."""
 USER_OF_GROUP: Callable[[Group], str] = attrgetter("user")
 
 
@@ -198,11 +210,37 @@ class Leasing:
         self.doubtful.clear()
         return [uid for uid in found if uid in self._state.leases and self._state.leases[uid].is_prepared]
 
-    def _ended(self, lease_uid: str, decision: Settlement) -> Settlement:
+    def settle(self, decision_uid: str) -> None:
+        """All shards have ended their parts of that batch: none of them asks for the decision any more."""
+        if decision_uid in self._state.acknowledged:
+            self._state.settle(decision_uid)
+
+    def _ended(self, lease_uid: str, wanted: Settlement) -> Settlement:
         """How a lease ended. Over a batch, the first call decides."""
+        if lease_uid in self._state.acknowledged:
+            return Settlement.DONE
         if lease_uid.endswith(DECISION) and lease_uid not in self._state.ended_leases:
-            self._state.decide(lease_uid, decision)
+            return self._decide(lease_uid, wanted)
         return self._state.ended_leases.get(lease_uid, Settlement.UNKNOWN)
+
+    def _decide(self, decision_uid: str, wanted: Settlement) -> Settlement:
+        """As the coordinator of a batch, which has a part of it.
+
+        - An acknowledgement is kept until the holder says that all shards have ended their parts. If the holder dies
+          before that, it is kept for good: a shard may be away for any time, and must not hand out its part again.
+        - The opposite may be forgotten. It returns the coordinator's own part, and without that part a batch is not
+          acknowledged any more.
+        - Beyond MAX_ACKNOWLEDGED, batches are refused: their data returns, and nothing is trained twice. It takes so
+          many trainers that died within an acknowledgement.
+        """
+        batch_uid = decision_uid.removesuffix(DECISION)
+        own = next((lease for lease in self._state.leases.values() if batch_of_lease(lease.uid) == batch_uid), None)
+        if own is None or len(self._state.acknowledged) >= MAX_ACKNOWLEDGED:
+            wanted = Settlement.EXPIRED
+        if own is not None and wanted is Settlement.EXPIRED:
+            self._return(own, Settlement.EXPIRED, attempted=True)
+        self._state.decide(decision_uid, wanted)
+        return wanted
 
     def _of_trained_models(self, step_filter: StepFilter) -> StepFilter:
         return replace(step_filter, models=self._state.limits.trained_models)

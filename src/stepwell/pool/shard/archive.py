@@ -3,7 +3,8 @@
 - The rows of a group or late reward stay in the journal until its file is complete.
 - A group is in exactly one file, with the steps that its trainer left out.
 - A file is written under a temporary name. One transaction then removes the rows and notes the file. Then the file gets
-  its final name.
+  its final name. File and folder are on disk before the rows are removed, and the name before the note is: a power
+  failure leaves a group in the journal or in the archive. The disk is waited for once a file, not once a group.
 - Files are written and renamed in a thread, one after the other. The shard's loop never waits for them.
 - A failure of any kind is counted, and what was to be written is tried again. Meanwhile groups wait, up to a number of
   bytes. Beyond that the oldest are dropped from the archive, and counted.
@@ -21,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid4
 
-from stepwell.common.atomic_files import temporary_name
+from stepwell.common.atomic_files import make_folder, sync_paths, temporary_name
 from stepwell.common.optional import install_command
 from stepwell.errors import BadRequest
 from stepwell.pool.api.stats import ArchiveStats
@@ -307,13 +308,15 @@ class ParquetArchive:
     # -- what the thread does ----------------------------------------------------------------------------------------
 
     def _write(self, file: str, table: "Callable[[], pyarrow.Table]") -> None:
-        self._fs.makedirs(file.rpartition("/")[0], exist_ok=True)
+        folder, temporary = file.rpartition("/")[0], temporary_name(file)
+        make_folder(self._fs, folder)
         try:
-            with self._fs.open(temporary_name(file), "wb") as output:
+            with self._fs.open(temporary, "wb") as output:
                 self._parquet.write_table(table(), output)
+            sync_paths(self._fs, temporary, folder)
         except BaseException:
             with suppress(Exception):  # the next attempt has another name
-                self._fs.rm(temporary_name(file))
+                self._fs.rm(temporary)
             raise
 
     def _rename(self, files: Sequence[str]) -> None:
@@ -321,6 +324,7 @@ class ParquetArchive:
         for file in files:
             if self._fs.exists(temporary_name(file)):
                 self._fs.mv(temporary_name(file), file)
+        sync_paths(self._fs, *{file.rpartition("/")[0] for file in files if self._fs.exists(file)})
 
 
 def _groups_table(groups: Sequence[Group]) -> "pyarrow.Table":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import orjson
 
-from stepwell.common.atomic_files import SUFFIX, temporary_name
+from stepwell.common.atomic_files import SUFFIX, sync_paths, temporary_name
 from stepwell.common.optional import require
 from stepwell.steps.step import JsonObject
 
@@ -135,6 +135,7 @@ class ArchiveFiles:
                     start += len(table)
                     if (left := table.filter(kept)).num_rows:
                         writer.write_table(left)
+        sync_paths(self._fs, temporary_name(found.file))
         return True
 
     def replace(self, found: FoundRows, is_written: bool) -> None:
@@ -142,6 +143,7 @@ class ArchiveFiles:
             self._fs.mv(temporary_name(found.file), found.file)
         else:
             self._fs.rm(found.file)
+        sync_paths(self._fs, self._folder)  # what was removed does not come back
 
     def _written_at(self, file: str) -> float:
         try:

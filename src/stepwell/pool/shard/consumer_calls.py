@@ -76,6 +76,11 @@ class ConsumerCalls(ShardCalls):
         async with self._transactions.transaction():
             return [self.pool.leasing.ack(uid) for uid in lease_uids]
 
+    async def settle(self, decision_uid: str) -> None:
+        """The holder of an acknowledged batch knows that all shards have ended their parts. Tells the coordinator."""
+        async with self._transactions.transaction():
+            self.pool.leasing.settle(decision_uid)
+
     async def renew(self, lease_uids: Sequence[str]) -> list[Settlement | None]:
         """A heartbeat: the holder of these leases is alive. For each: None if it still holds it, else how it ended.
 

@@ -5,11 +5,13 @@
 - A row exists as long as the object that it mirrors. The size of the store follows the size of the state.
 - Nothing but `commit`, `commit_rows` and `rewrite` writes, so only they fail when the disk does.
 - The statements are SQL that SQLite and PostgreSQL both understand, with `?` for a value.
+- A row has a checksum of itself, keys included: a damaged row is noticed, and costs no other row.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol, TypeAlias
@@ -55,6 +57,8 @@ OWN_NAMES = tuple(name for name in STEP_FIELDS if name not in CARRIED_NAMES)
 own_values = attrgetter(*OWN_NAMES)
 in_journal_order = itemgetter(*map((*OWN_NAMES, *CARRIED_NAMES).index, STEP_FIELDS))
 FILTER_FIELDS = ("min_exactness", "untrainable", "models")
+SEALED = b"#"
+"""Begins a value with a checksum. No JSON begins with it."""
 PRUNE_INTERVAL = 1000
 POOL_TIME_INTERVAL = 5.0
 """Seconds. A killed shard may count so many of them again."""
@@ -88,6 +92,9 @@ class JournalStore(Protocol):
 
     def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         """JournalDamaged if they cannot be read, or not all of them; JournalFailed if that may be different later."""
+
+    def table(self, name: str, columns: str) -> Iterator[tuple[Any, ...] | None]:
+        """Its rows in the order of its key, which is the first column. None stands for rows that cannot be read."""
 
     def free_bytes(self) -> float:
         """How much more can be written; infinite if that is not known."""
@@ -134,12 +141,12 @@ class ShardJournal(StateJournal):
 
         The pool time is written with other changes, and alone now and then.
         """
-        dumped = _dump(snapshot)
+        dumped = seal(snapshot, "snapshot")
         if dumped != self._snapshot:
             self._put_meta("snapshot", dumped)
             self._snapshot = dumped
         if pool_time is not None and (any(self._pending) or pool_time >= self._pool_time + POOL_TIME_INTERVAL):
-            self._put_meta("pool_time", _dump(pool_time))
+            self._put_meta("pool_time", seal(pool_time, "pool_time"))
             self._pool_time = pool_time
         self.commit_rows()
 
@@ -151,9 +158,9 @@ class ShardJournal(StateJournal):
 
     def rewrite(self, snapshot: Mapping[str, Any], pool_time: float | None) -> str:
         """Replace all rows by the changes since the last commit. Returns the name under which the old ones are kept."""
-        self._put_meta("snapshot", _dump(snapshot))
+        self._put_meta("snapshot", seal(snapshot, "snapshot"))
         if pool_time is not None:
-            self._put_meta("pool_time", _dump(pool_time))
+            self._put_meta("pool_time", seal(pool_time, "pool_time"))
         aside = self.store.rewrite(self._statements())
         self._clear_pending()
         return aside
@@ -161,7 +168,7 @@ class ShardJournal(StateJournal):
     def pool_time(self) -> float | None:
         """At which the pool stopped; None if it is new. Older versions counted wall-clock time and did not write it."""
         for (value,) in self.store.rows("SELECT value FROM meta WHERE key = 'pool_time'"):
-            return float(load_json(value))
+            return float(unseal(value, "pool_time"))
         return self.store.written_at
 
     def close(self) -> None:
@@ -207,19 +214,18 @@ class ShardJournal(StateJournal):
 
     def archived(self) -> list[str]:
         """Committed files that are written, and may still have their temporary name."""
-        return [file for (file,) in self.store.rows("SELECT file FROM archived")]
+        return [row[0] for row in self.store.table("archived", "file") if row]
 
     def forget_archived(self, file: str) -> None:
         self._execute("DELETE FROM archived WHERE file = ?", file)
 
     def add_late_reward(self, late: LateReward) -> None:
         fields = {name: value for name, value in asdict(late).items() if name != "gateway"}
-        self._execute("INSERT INTO late_rewards (info) VALUES (?)", _dump(fields))
+        self._execute("INSERT INTO late_rewards (info) VALUES (?)", seal(fields))
 
     def late_rewards(self) -> list[tuple[int, LateReward]]:
         """Committed ones that are not archived yet, each with its row number."""
-        rows = self.store.rows("SELECT n, info FROM late_rewards ORDER BY n")
-        return [(n, LateReward(**load_json(info))) for n, info in rows]
+        return [(n, LateReward(**fields)) for n, fields in self._readable("late_rewards")]
 
     def forget_late_rewards(self, last: int) -> None:
         """All up to that row number."""
@@ -234,14 +240,13 @@ class ShardJournal(StateJournal):
             self.restore_lineage([LineageRow(version=version, at=at)])
 
     def restore_lineage(self, rows: Iterable[LineageRow]) -> None:
-        dumped = [(_dump(asdict(row)),) for row in rows]
+        dumped = [(seal(asdict(row)),) for row in rows]
         self.lineage_added += len(dumped)
         self._other.append(("INSERT INTO lineage (info) VALUES (?)", dumped))
 
     def lineage(self) -> list[tuple[int, LineageRow]]:
         """Committed rows that are not archived yet, each with its number."""
-        rows = self.store.rows("SELECT n, info FROM lineage ORDER BY n")
-        return [(n, LineageRow(**load_json(info))) for n, info in rows]
+        return [(n, LineageRow(**fields)) for n, fields in self._readable("lineage")]
 
     def forget_lineage(self, last: int) -> None:
         """All up to that row number."""
@@ -250,7 +255,7 @@ class ShardJournal(StateJournal):
     def forget_named(self, table: str, is_forgotten: Callable[[str, str, float], bool]) -> int:
         """Of late_rewards or audit: the committed rows about trajectories with these names, or of that time. Returns
         how many."""
-        rows = ((n, load_json(info)) for n, info in self.store.rows(f"SELECT n, info FROM {table} ORDER BY n"))
+        rows = self._readable(table)
         told = ((n, fields["trajectory_uid"], fields["prompt_uid"], fields["at"]) for n, fields in rows)
         found = [(n,) for n, *about in told if is_forgotten(*about)]
         if found:
@@ -258,7 +263,7 @@ class ShardJournal(StateJournal):
         return len(found)
 
     def save_tombstone(self, tombstone: Tombstone) -> None:
-        self._execute(PUT_TOMBSTONE, tombstone.subject, _dump(asdict(tombstone)))
+        self._execute(PUT_TOMBSTONE, tombstone.subject, seal(asdict(tombstone), tombstone.subject))
 
     def add_forgotten_names(self, digests: Sequence[str]) -> None:
         self._other.append((PUT_TOMBSTONE, [(digest, None) for digest in digests]))
@@ -273,10 +278,10 @@ class ShardJournal(StateJournal):
         self._keep_last("closed", self._closed_kept)
 
     def save_lease(self, lease: Lease) -> None:
-        gate = _info(lease.step_filter, FILTER_FIELDS)
-        changed = "ON CONFLICT (uid) DO UPDATE SET expires_at = excluded.expires_at"
-        row = (lease.uid, lease.channel, lease.expires_at, gate)
-        self._execute(f"INSERT INTO leases VALUES (?, ?, ?, ?) {changed}", *row)
+        key = (lease.uid, lease.channel, float(lease.expires_at))
+        changed = "ON CONFLICT (uid) DO UPDATE SET expires_at = excluded.expires_at, gate = excluded.gate"
+        gate = _info(lease.step_filter, FILTER_FIELDS, *key)
+        self._execute(f"INSERT INTO leases VALUES (?, ?, ?, ?) {changed}", *key, gate)
 
     def end_lease(self, lease: Lease, how: Settlement) -> None:
         self._execute("DELETE FROM leases WHERE uid = ?", lease.uid)
@@ -286,11 +291,24 @@ class ShardJournal(StateJournal):
         self._execute("INSERT INTO ended (uid, how) VALUES (?, ?)", lease_uid, how.value)
         self._keep_last("ended", ENDED_KEPT)
 
+    def save_acknowledged(self, decision_uid: str) -> None:
+        self._execute("INSERT INTO acknowledged VALUES (?)", decision_uid)
+
+    def remove_acknowledged(self, decision_uid: str) -> None:
+        self._execute("DELETE FROM acknowledged WHERE uid = ?", decision_uid)
+
     def add_audit(self, entry: AuditEntry) -> None:
-        self._execute("INSERT INTO audit (info) VALUES (?)", _dump(entry))
+        self._execute("INSERT INTO audit (info) VALUES (?)", seal(entry))
 
     def save_decisions(self, decisions: Sequence[PolicyDecision]) -> None:
-        self._put_meta("decisions", _dump(list(decisions)))
+        self._put_meta("decisions", seal(list(decisions), "decisions"))
+
+    def _readable(self, table: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The numbers and fields of its rows, without those that are damaged. Recovery has noticed these."""
+        for row in self.store.table(table, "n, info"):
+            with suppress(ValueError):
+                if row is not None:
+                    yield row[0], unseal(row[1])
 
     def _clear_pending(self) -> None:
         for pending in self._pending:
@@ -313,26 +331,45 @@ class ShardJournal(StateJournal):
         yield "DELETE FROM groups WHERE seq = ?", _removed(self._groups)
         yield "DELETE FROM trajectories WHERE number = ?", _removed(self._trajectories)
         yield "DELETE FROM steps WHERE number = ?", _removed(self._steps)
-        groups = ((seq, _info(group, GROUP_FIELDS)) for seq, group in self._groups.items() if group)
+        groups = ((seq, _info(group, GROUP_FIELDS, seq)) for seq, group in self._groups.items() if group)
         yield "INSERT INTO groups VALUES (?, ?) ON CONFLICT (seq) DO UPDATE SET info = excluded.info", groups
-        trajectories = ((n, t.group.seq, _info(t, TRAJECTORY_FIELDS)) for n, t in self._trajectories.items() if t)
+        trajectories = (
+            (n, t.group.seq, _info(t, TRAJECTORY_FIELDS, n, t.group.seq)) for n, t in self._trajectories.items() if t
+        )
         changed = "group_seq = excluded.group_seq, info = excluded.info"
         yield f"INSERT INTO trajectories VALUES (?, ?, ?) ON CONFLICT (number) DO UPDATE SET {changed}", trajectories
         added = (_step_row(*added) for added in self._added.values())
-        yield f"INSERT INTO steps VALUES ({', '.join('?' * 14)})", added
-        states = ((*_state(step), number) for number, step in self._steps.items() if step)
-        columns = "reward = ?, reward_source = ?, reward_revision = ?, lease = ?, shipped = ?"
+        yield f"INSERT INTO steps VALUES ({', '.join('?' * 15)})", added
+        states = ((*_sealed_state(step), number) for number, step in self._steps.items() if step)
+        columns = "reward = ?, reward_source = ?, reward_revision = ?, lease = ?, shipped = ?, state_checksum = ?"
         yield f"UPDATE steps SET {columns} WHERE number = ?", states
         yield from self._other
 
 
-def checksum(*parts: bytes | memoryview | None) -> int:
+def checksum(*parts: bytes | memoryview | None, keys: tuple[Any, ...] = ()) -> int:
     """Detects a flipped bit in a row, which SQLite does not."""
-    value = 0
+    value = crc32(repr(keys).encode()) if keys else 0
     for part in parts:
         if part is not None:
             value = crc32(part, value)
     return value
+
+
+def seal(value: object, *keys: object) -> bytes:
+    """JSON, and before it a checksum of it and of the other columns of its row."""
+    text = _dump(value)
+    return b"%c%08x%s" % (SEALED, checksum(text, keys=keys), text)
+
+
+def unseal(sealed: bytes, *keys: object) -> Any:
+    """What `seal` wrote. ValueError if it is something else. Up to version 10 there was no checksum."""
+    if not isinstance(sealed, bytes):
+        raise ValueError(f"{type(sealed).__name__} in place of a value")
+    if sealed[:1] != SEALED:
+        return load_json(sealed)
+    if sealed[1:9] != b"%08x" % checksum(sealed[9:], keys=keys):
+        raise ValueError(f"its checksum is wrong: {sealed[:100]!r}")
+    return load_json(sealed[9:])
 
 
 def _removed(pending: Mapping[int, object]) -> list[tuple[int]]:
@@ -347,15 +384,19 @@ def _step_row(trajectory: int, step: StoredStep, placement: Placement | None) ->
         None if step.mask is None else step.mask.view(np.uint8).data,
     )
     info = _dump(in_journal_order((*own_values(step), *step.carried)))
-    return (step.number, trajectory, base, shared, info, *_state(step), *blobs, checksum(info, *blobs))
+    keys, (*state, state_checksum) = (step.number, trajectory, base, shared), _sealed_state(step)
+    return (*keys, info, *state, *blobs, checksum(info, *blobs, keys=keys), state_checksum)
 
 
-def _state(step: StoredStep) -> tuple[float | None, str, int, str | None, bool]:
-    return step.reward, step.reward_source, step.reward_revision, step.lease, step.shipped
+def _sealed_state(step: StoredStep) -> tuple[float | None, str, int, str | None, bool, int]:
+    """What may change of a step, and a checksum of it."""
+    reward = None if step.reward is None else float(step.reward)
+    state = (reward, step.reward_source, step.reward_revision, step.lease, step.shipped)
+    return *state, checksum(keys=(step.number, *state))
 
 
-def _info(of: Group | Trajectory | StepFilter, names: Iterable[str]) -> bytes:
-    return _dump([getattr(of, name) for name in names])
+def _info(of: Group | Trajectory | StepFilter, names: Iterable[str], *keys: object) -> bytes:
+    return seal([getattr(of, name) for name in names], *keys)
 
 
 def _dump(value: object) -> bytes:

@@ -1,13 +1,15 @@
 """What a journal says about itself: its schema version, whose it is, and how often it was opened."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import orjson
 
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.shard_layout import Layout
-from stepwell.pool.shard.journal import SCHEMA_VERSION
+from stepwell.pool.shard.journal import SCHEMA_VERSION, unseal
 from stepwell.pool.shard.journal_identity import JournalIdentity
 
 HEADER_KEYS = ("schema_version", "epoch", "identity")
@@ -29,7 +31,10 @@ class JournalHeader:
     @classmethod
     def parse(cls, values: Mapping[str, bytes | str]) -> "JournalHeader":
         """Of the rows of READ_HEADER; those that are missing take their defaults."""
-        found = {key: orjson.loads(value) for key, value in values.items() if key != SNAPSHOT_KEY}
+        found: dict[str, Any] = {}
+        for key in values.keys() - {SNAPSHOT_KEY}:
+            with suppress(orjson.JSONDecodeError):  # a damaged value is as one that is missing
+                found[key] = orjson.loads(values[key])
         if SNAPSHOT_KEY in values:
             found["layouts"] = _layouts(values[SNAPSHOT_KEY])
         if found.get("identity") is not None:
@@ -58,6 +63,7 @@ class JournalHeader:
 
 def _layouts(snapshot: bytes | str) -> tuple[Layout, ...]:
     try:
-        return tuple(Layout(*layout) for layout in orjson.loads(snapshot).get("layouts", ()))
-    except orjson.JSONDecodeError:
+        fields = unseal(snapshot if isinstance(snapshot, bytes) else snapshot.encode(), SNAPSHOT_KEY)
+        return tuple(Layout(*layout) for layout in fields.get("layouts", ()))
+    except ValueError:
         return ()  # damage is noticed when the journal is read

@@ -41,11 +41,12 @@ CREATE TABLE trajectories (number BIGINT PRIMARY KEY, group_seq BIGINT, info BYT
 CREATE TABLE steps (
     number BIGINT PRIMARY KEY, trajectory BIGINT, base BIGINT, shared BIGINT, info BYTEA, reward DOUBLE PRECISION,
     reward_source TEXT, reward_revision BIGINT, lease TEXT, shipped BOOLEAN, added BYTEA, logprobs BYTEA, mask BYTEA,
-    checksum BIGINT
+    checksum BIGINT, state_checksum BIGINT
 );
 ALTER TABLE steps ALTER added SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
 CREATE TABLE leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at DOUBLE PRECISION, gate BYTEA);
 CREATE TABLE ended (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, how TEXT);
+CREATE TABLE acknowledged (uid TEXT PRIMARY KEY);
 CREATE TABLE closed (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, revision BIGINT DEFAULT 0,
     subject TEXT DEFAULT '');
 CREATE TABLE late_rewards (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA);
@@ -59,8 +60,10 @@ UPGRADES = (
     "ALTER TABLE closed ADD COLUMN IF NOT EXISTS subject TEXT DEFAULT ''",
     "CREATE TABLE IF NOT EXISTS lineage (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA)",
     "CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BYTEA)",
+    "CREATE TABLE IF NOT EXISTS acknowledged (uid TEXT PRIMARY KEY)",
+    "ALTER TABLE steps ADD COLUMN IF NOT EXISTS state_checksum BIGINT",
 )
-"""What an older journal lacks (version 10)."""
+"""What an older journal lacks (versions 10 and 11)."""
 CONNECTION: dict[str, Any] = {
     "target_session_attrs": "read-write",
     "connect_timeout": 5,
@@ -136,6 +139,9 @@ class PostgresStore:
                     yield tuple(map(_as_read, row))
         except psycopg.Error as failure:  # also for damage that the server finds: it is mended there
             raise JournalFailed(f"journal {self.name} cannot be read: {failure}") from failure
+
+    def table(self, name: str, columns: str) -> Iterator[tuple[Any, ...] | None]:
+        yield from self.rows(f"SELECT {columns} FROM {name} ORDER BY {columns.partition(',')[0]}")
 
     def free_bytes(self) -> float:
         return math.inf

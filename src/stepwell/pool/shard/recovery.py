@@ -1,9 +1,13 @@
 """Recovery of a shard: its journal is read into an empty pool.
 
-Damage costs only what cannot be read. The rest goes into a new journal, and the damaged file is set aside.
+- Damage costs only what cannot be read: a row whose checksum holds is kept, whatever is around it. A trajectory that
+  lacks a step is lost as a whole, and so are the trajectories of a lost group. The log names them, and their steps are
+  counted as dropped, cause `corrupt`.
+- The rest goes into a new journal, and the damaged one is set aside.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +29,7 @@ from stepwell.pool.shard.journal import (
     ShardJournal,
     checksum,
     load_json,
+    unseal,
 )
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.lineage import LineageRow
@@ -38,6 +43,11 @@ from stepwell.steps.step_filter import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 
+STEP_ROW = (
+    *("number", "trajectory", "base", "shared", "info", "reward", "reward_source", "reward_revision", "lease"),
+    *("shipped", "added", "logprobs", "mask", "checksum", "state_checksum"),
+)
+STEPS_OF_TRAJECTORIES = "SELECT trajectory, count(*) FROM steps GROUP BY trajectory"
 STEP_DEFAULTS: dict[str, Any] = {column.name: column.default for column in STEP_COLUMNS}
 """The values of columns that the journal of an older version lacks."""
 
@@ -64,11 +74,13 @@ def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
     trajectories = {trajectory.number: trajectory for trajectory in reader.trajectories(groups)}
     for trajectory in reader.read_steps(trajectories):
         del trajectories[trajectory.number], trajectory.group.trajectories[trajectory.uid]
-        log.error("trajectory %s could not be read back from the journal and is lost", trajectory.uid)
+        lost = "trajectory %s could not be read back from the journal and is lost: it lacks steps, %d could be read"
+        log.error(lost, trajectory.uid, len(trajectory.steps))
     leases = {lease.uid: lease for lease in reader.leases()}
     closed, ended, audit = list(reader.closed()), list(reader.ended()), list(reader.audit())
-    decisions = list(reader.decisions())
+    decisions, acknowledged = list(reader.decisions()), list(reader.acknowledged())
     tombstones = list(reader.tombstones())
+    late_rewards, lineage, archived = list(reader.late_rewards()), list(reader.lineage()), list(reader.archived())
     placements: dict[int, Placement] = {}
     if reader.damaged:
         groups = {seq: group for seq, group in groups.items() if group.trajectories}
@@ -78,11 +90,19 @@ def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
     subjects = [tombstone for tombstone in tombstones if isinstance(tombstone, Tombstone)]
     pool.state.load_tombstones(subjects, [name for name in tombstones if isinstance(name, str)])
     pool.state.load(
-        records, leases, closed=closed, ended=ended, audit=audit, decisions=decisions, damaged=reader.damaged
+        records,
+        leases,
+        closed=closed,
+        ended=ended,
+        acknowledged=acknowledged,
+        audit=audit,
+        decisions=decisions,
+        damaged=reader.damaged,
     )
     if reader.damaged:
-        late_rewards = list(reader.late_rewards())
-        journal.restore_lineage(list(reader.lineage()))
+        journal.restore_lineage(lineage)
+        for file in archived:
+            journal.note_archived(file)
         pool_time = reader.pool_time()
         _write_again(pool, journal, groups.values(), leases.values(), placements, late_rewards, audit, pool_time)
     return RecoveryReport(
@@ -124,13 +144,7 @@ def _write_again(
                 journal.add_step(trajectory, step, placements.get(step.number))
     for lease in leases:
         journal.save_lease(lease)
-    for uid, revision in pool.state.closed.items():
-        journal.add_closed(uid, revision, pool.state.closed_subjects.get(uid, ""))
-    for tombstone in pool.state.tombstones.subjects.values():
-        journal.save_tombstone(tombstone)
-    journal.add_forgotten_names(sorted(pool.state.tombstones.names))
-    for uid, how in pool.state.ended_leases.items():
-        journal.add_ended(uid, how)
+    _write_what_is_gone(pool, journal)
     for late in late_rewards:
         journal.add_late_reward(late)
     for entry in audit:
@@ -138,6 +152,19 @@ def _write_again(
     journal.save_decisions(pool.state.decisions)
     aside = journal.rewrite(pool.state.snapshot(), pool_time)
     log.error("journal %s is damaged; what could be read is kept, the old one is %s", journal.store.name, aside)
+
+
+def _write_what_is_gone(pool: Pool, journal: ShardJournal) -> None:
+    """What is remembered of trajectories, subjects and leases."""
+    for uid, revision in pool.state.closed.items():
+        journal.add_closed(uid, revision, pool.state.closed_subjects.get(uid, ""))
+    for tombstone in pool.state.tombstones.subjects.values():
+        journal.save_tombstone(tombstone)
+    journal.add_forgotten_names(sorted(pool.state.tombstones.names))
+    for uid, how in pool.state.ended_leases.items():
+        journal.add_ended(uid, how)
+    for uid in pool.state.acknowledged:
+        journal.save_acknowledged(uid)
 
 
 class JournalReader:
@@ -153,7 +180,7 @@ class JournalReader:
 
     def snapshot(self) -> Any:
         for (value,) in self._rows("SELECT value FROM meta WHERE key = 'snapshot'"):
-            return self._parsed(value)
+            return self._parsed(value, "snapshot")
         return None
 
     def pool_time(self) -> float | None:
@@ -163,15 +190,16 @@ class JournalReader:
             return self._store.written_at
 
     def groups(self) -> Iterator[Group]:
-        for seq, info in self._rows("SELECT seq, info FROM groups ORDER BY seq"):
-            if (fields := self._named(GROUP_FIELDS, info, new=2)) is not None:
+        for seq, info in self._table("groups", "seq, info"):
+            if (fields := self._named(GROUP_FIELDS, info, seq, new=2)) is not None:
                 yield Group(seq, **fields)
 
     def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
-        for number, seq, info in self._rows("SELECT number, group_seq, info FROM trajectories ORDER BY number"):
-            fields = self._named(TRAJECTORY_FIELDS, info, new=6)
+        for number, seq, info in self._table("trajectories", "number, group_seq, info"):
+            fields = self._named(TRAJECTORY_FIELDS, info, number, seq, new=6)
             if seq not in groups or fields is None:
                 self.damaged = True
+                log.error("trajectory %s is lost, or its group", fields["uid"] if fields else f"number {number}")
                 continue
             self._step_counts[number] = fields.pop("step_count")
             fields.pop("reward_left_out", None)
@@ -182,79 +210,123 @@ class JournalReader:
             yield trajectory
 
     def read_steps(self, trajectories: Mapping[int, Trajectory]) -> list[Trajectory]:
-        """Put the steps into their trajectories. Returns those that lack steps, or may lack some after damage."""
-        incomplete: dict[int, Trajectory] = {}
-        for row in self._rows("SELECT * FROM steps ORDER BY number"):
+        """Put the steps into their trajectories. Returns those that lack steps."""
+        expected, found = self._expected_steps(), Counter[int]()
+        broken: dict[int, Trajectory] = {}
+        is_other_damage, self.damaged = self.damaged, False
+        for row in self._table("steps", ", ".join(STEP_ROW)):
+            if not _is_intact(row):
+                self.damaged = True
+                log.error("step number %d of the journal is damaged", row[0])
+                continue
+            found[row[1]] += 1
             trajectory = trajectories.get(row[1])
             if trajectory is None:
-                self.damaged = True
+                is_other_damage = True
             elif not _read_step(trajectory, row):
-                self.damaged = True
-                incomplete[trajectory.number] = trajectory
-        if self.damaged:
-            incomplete |= {number: t for number, t in trajectories.items() if not self._is_surely_complete(t)}
-        return list(incomplete.values())
+                broken[trajectory.number] = trajectory
+        is_less = self.damaged if expected is None else found.total() < expected.total()
+        self.damaged |= is_other_damage or bool(broken) or found != expected
+        if is_less:
+            broken |= {number: t for number, t in trajectories.items() if self._lacks_steps(t, expected)}
+        return list(broken.values())
+
+    def _expected_steps(self) -> Counter[int] | None:
+        """How many steps each trajectory has, by another way than reading them; None if that is damaged."""
+        try:
+            return Counter(dict(self._store.rows(STEPS_OF_TRAJECTORIES)))
+        except JournalDamaged:
+            return None
+
+    def _lacks_steps(self, trajectory: Trajectory, expected: Counter[int] | None) -> bool:
+        if expected is not None:
+            return len(trajectory.steps) < expected[trajectory.number]
+        return not self._is_surely_complete(trajectory)
 
     def _is_surely_complete(self, trajectory: Trajectory) -> bool:
         return trajectory.completed and 0 < self._step_counts[trajectory.number] <= len(trajectory.steps)
 
     def leases(self) -> Iterator[Lease]:
-        for uid, channel, expires_at, step_filter in self._rows("SELECT uid, channel, expires_at, gate FROM leases"):
-            fields = self._named(FILTER_FIELDS, step_filter, new=1)
+        for uid, channel, expires_at, step_filter in self._table("leases", "uid, channel, expires_at, gate"):
+            fields = self._named(FILTER_FIELDS, step_filter, uid, channel, expires_at, new=1)
             if fields is not None:
                 grade, models = Exactness(fields["min_exactness"]), tuple(fields.get("models", ()))
                 yield Lease(uid, channel, expires_at, StepFilter(grade, fields["untrainable"], models))
 
     def ended(self) -> Iterator[tuple[str, Settlement]]:
-        for uid, how in self._rows("SELECT uid, how FROM ended ORDER BY n"):
-            yield uid, Settlement(how)
+        for _, uid, how in self._table("ended", "n, uid, how"):
+            if how in tuple(Settlement) and isinstance(uid, str):
+                yield uid, Settlement(how)
+            else:
+                self.damaged = True
+
+    def acknowledged(self) -> Iterator[str]:
+        for (uid,) in self._table("acknowledged", "uid"):
+            yield uid
 
     def closed(self) -> Iterator[tuple[str, int, str]]:
-        yield from self._rows("SELECT uid, revision, subject FROM closed ORDER BY n")
+        for _, uid, revision, subject in self._table("closed", "n, uid, revision, subject"):
+            if isinstance(uid, str) and isinstance(revision, int) and isinstance(subject, str):
+                yield uid, revision, subject
+            else:
+                self.damaged = True
 
     def tombstones(self) -> Iterator[Tombstone | str]:
         """Of subjects, and the digests of names."""
-        for digest, info in self._rows("SELECT digest, info FROM tombstones"):
-            fields = None if info is None else self._parsed(info)
+        for digest, info in self._table("tombstones", "digest, info"):
+            fields = None if info is None else self._parsed(info, digest)
             yield Tombstone(**fields) if isinstance(fields, dict) else digest
 
     def late_rewards(self) -> Iterator[LateReward]:
-        for (info,) in self._rows("SELECT info FROM late_rewards ORDER BY n"):
+        for _, info in self._table("late_rewards", "n, info"):
             if isinstance(fields := self._parsed(info), dict):
                 yield LateReward(**fields)
 
     def lineage(self) -> Iterator[LineageRow]:
-        for (info,) in self._rows("SELECT info FROM lineage ORDER BY n"):
+        for _, info in self._table("lineage", "n, info"):
             if isinstance(fields := self._parsed(info), dict):
                 yield LineageRow(**fields)
 
+    def archived(self) -> Iterator[str]:
+        for (file,) in self._table("archived", "file"):
+            yield file
+
     def audit(self) -> Iterator[AuditEntry]:
-        for (info,) in self._rows("SELECT info FROM audit ORDER BY n"):
+        for _, info in self._table("audit", "n, info"):
             if isinstance(fields := self._parsed(info), dict):
                 known = {"action": CurationAction(fields["action"]), "outcome": CurationOutcome(fields["outcome"])}
                 yield AuditEntry(**fields | known)
 
     def decisions(self) -> Iterator[PolicyDecision]:
         for (value,) in self._rows("SELECT value FROM meta WHERE key = 'decisions'"):
-            for fields in self._parsed(value) or ():
+            for fields in self._parsed(value, "decisions") or ():
                 yield PolicyDecision(**fields)
 
-    def _named(self, names: Sequence[str], info: bytes, *, new: int = 0) -> dict[str, Any] | None:
+    def _named(self, names: Sequence[str], info: bytes, *keys: object, new: int = 0) -> dict[str, Any] | None:
         """The values by name. An older file may lack the last `new` ones."""
-        values = self._parsed(info)
+        values = self._parsed(info, *keys)
         if not isinstance(values, list) or not len(names) - new <= len(values) <= len(names):
             self.damaged = True
             return None
         return dict(zip(names, values, strict=False))
 
-    def _parsed(self, value: bytes) -> Any:
-        """None if the value is not JSON. These rows have no checksum."""
+    def _parsed(self, value: bytes, *keys: object) -> Any:
+        """None if the value, or another column of its row, is not what was written."""
         try:
-            return load_json(value)
+            return unseal(value, *keys)
         except ValueError as failure:
             self.damaged = True
             log.error("a row of the journal cannot be read: %s", failure)
             return None
+
+    def _table(self, name: str, columns: str) -> Iterator[tuple[Any, ...]]:
+        """Its rows in the order of the first column, without those that cannot be read."""
+        for row in self._store.table(name, columns):
+            if row is not None:
+                yield row
+                continue
+            self.damaged = True
+            log.error("some rows of the table %s of the journal cannot be read", name)
 
     def _rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         try:
@@ -264,11 +336,23 @@ class JournalReader:
             log.error("the rest of a table of the journal cannot be read: %s (%s)", failure, query)
 
 
-def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
-    """Restore one step. False if it is not what was written, or if the step that it extends is missing."""
-    number, _, base, shared, info, reward, source, revision, lease, shipped, added, logprobs, mask, check = row
-    if checksum(info, added, logprobs, mask) != check:
+def _is_intact(row: tuple[Any, ...]) -> bool:
+    """Are its checksums right? Up to version 10, there was one, of the values without the keys."""
+    *keys, info, reward, source, revision, lease, shipped, added, logprobs, mask, check, state_check = row
+    state = (reward, source, revision, lease, bool(shipped))
+    try:
+        is_intact = check in (
+            checksum(info, added, logprobs, mask, keys=tuple(keys)),
+            checksum(info, added, logprobs, mask),
+        )
+    except TypeError:  # a number in place of bytes
         return False
+    return is_intact and state_check in (None, checksum(keys=(row[0], *state)))
+
+
+def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
+    """Restore one step. False if the step that it extends is missing."""
+    number, _, base, shared, info, reward, source, revision, lease, shipped, added, logprobs, mask, *_ = row
     fields = STEP_DEFAULTS | dict(zip(STEP_FIELDS, load_json(info), strict=False))
     fields["version_spans"] = tuple(VersionSpan(*span) for span in fields["version_spans"])
     step = StoredStep(

@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from stepwell.common.atomic_files import sync_path
 from stepwell.common.private_files import create_private
 from stepwell.common.sqlite_file import count_wal_frames, open_wal, scrub_database, set_aside_damaged
 from stepwell.errors import JournalRefused
@@ -31,10 +32,11 @@ CREATE TABLE IF NOT EXISTS trajectories (number INTEGER PRIMARY KEY, group_seq I
 CREATE TABLE IF NOT EXISTS steps (
     number INTEGER PRIMARY KEY, trajectory INTEGER, base INTEGER, shared INTEGER, info BLOB, reward REAL,
     reward_source TEXT, reward_revision INTEGER, lease TEXT, shipped INTEGER, added BLOB, logprobs BLOB, mask BLOB,
-    checksum INTEGER
+    checksum INTEGER, state_checksum INTEGER
 );
 CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL, gate BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ended (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, how TEXT);
+CREATE TABLE IF NOT EXISTS acknowledged (uid TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, revision INTEGER DEFAULT 0,
     subject TEXT DEFAULT '');
 CREATE TABLE IF NOT EXISTS late_rewards (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
@@ -43,6 +45,10 @@ CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS lineage (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
 CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BLOB) WITHOUT ROWID;
 """
+BY_TRAJECTORY = "CREATE INDEX IF NOT EXISTS steps_by_trajectory ON steps (trajectory)"
+"""How many steps each trajectory has: so it is known after damage which trajectories lack some."""
+KEYED_BY_TEXT = ("leases", "acknowledged", "archived", "tombstones")
+MAX_KEY = 2**63 - 1
 CHECKPOINT_PAGES = 4_096
 
 
@@ -95,6 +101,46 @@ class SqliteStore:
         except sqlite3.DatabaseError as failure:
             raise JournalDamaged(str(failure)) from failure
 
+    def table(self, name: str, columns: str) -> Iterator[tuple[Any, ...] | None]:
+        """Around damaged pages, the rest is read: a leaf of the table, or a large value, costs its own rows."""
+        key = columns.partition(",")[0]
+        query = f"SELECT {columns} FROM {name} WHERE {key} >= ? ORDER BY {key}"
+        first: Any = "" if name in KEYED_BY_TEXT else 0
+        while first is not None:
+            try:
+                for row in self.db.execute(query, (first,)):
+                    if name not in KEYED_BY_TEXT:
+                        first = max(first, row[0] + 1)
+                    yield row
+                return
+            except sqlite3.OperationalError as failure:
+                raise JournalFailed(f"journal {self.path} cannot be read: {failure}") from failure
+            except sqlite3.DatabaseError:
+                yield None
+            first = None if name in KEYED_BY_TEXT else self._first_readable(query, first)
+
+    def _first_readable(self, query: str, damaged: int) -> int | None:
+        """The first key after a damaged one from which a row can be read, or a later one if damage follows closely."""
+        distance = 1
+        while not self._can_read(query, damaged + distance):
+            distance *= 2
+            if damaged + distance > MAX_KEY:
+                return None
+        low, high = damaged + distance // 2, damaged + distance
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._can_read(query, middle) else (middle, high)
+        return high
+
+    def _can_read(self, query: str, first: int) -> bool:
+        try:
+            self.db.execute(f"{query} LIMIT 1", (first,)).fetchone()
+        except sqlite3.OperationalError as failure:
+            raise JournalFailed(f"journal {self.path} cannot be read: {failure}") from failure
+        except sqlite3.DatabaseError:
+            return False
+        return True
+
     def free_bytes(self) -> float:
         try:
             disk = os.statvfs(self.path.parent)
@@ -109,6 +155,7 @@ class SqliteStore:
         try:
             with closing(open_wal(fresh, sync=self._sync)) as db:
                 db.executescript(TABLES)
+                db.execute(BY_TRAJECTORY)
                 db.execute("BEGIN")
                 for sql, rows in ((PUT_META, self.header.rows()), *statements):
                     db.executemany(sql, rows)
@@ -172,12 +219,13 @@ class SqliteStore:
             recovered_frames = int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
             self.torn_frames = max(0, wal_frames - recovered_frames)
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            db.text_factory = _as_text
             _read_header(db).reopened(self.name, self._wanted)  # refused before anything is changed
             db.executescript(TABLES)
             _upgrade(db)
             self._write_header(db)
             if self._sync:
-                _sync_folder(self.path.parent)
+                sync_path(self.path.parent)
         except BaseException:
             db.close()
             raise
@@ -244,20 +292,25 @@ def _is_left_aside(journal: Path, file: Path) -> bool:
     return file.name.startswith((f"{journal.name}.damaged-", f"{journal.name}.new"))
 
 
-def _sync_folder(folder: Path) -> None:
-    """The name of a new file is on the disk with this."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _as_text(value: bytes) -> str:
+    """A damaged text is another text, and no error of reading."""
+    return value.decode(errors="replace")
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
-    """Add columns that an older file lacks: the step filter of leases (version 2), the revision (version 3) and the
-    subject (version 10) of closed trajectories."""
+    """Add what an older file lacks: the step filter of leases (version 2), the revision (version 3) and the subject
+    (version 10) of closed trajectories, the second checksum and the index of steps (version 11)."""
+    if "state_checksum" not in {name for _, name, *_ in db.execute("PRAGMA table_info(steps)")}:
+        db.execute("ALTER TABLE steps ADD COLUMN state_checksum INTEGER")
+    try:
+        db.execute(BY_TRAJECTORY)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        pass  # the steps of an older file are damaged: that is noticed when they are read
     if "gate" not in {name for _, name, *_ in db.execute("PRAGMA table_info(leases)")}:
-        db.execute("""ALTER TABLE leases ADD COLUMN gate BLOB DEFAULT '["submitted", false]'""")
+        gate = b'["submitted", false]'.hex()
+        db.execute(f"ALTER TABLE leases ADD COLUMN gate BLOB DEFAULT x'{gate}'")
     if "revision" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:
         db.execute("ALTER TABLE closed ADD COLUMN revision INTEGER DEFAULT 0")
     if "subject" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:

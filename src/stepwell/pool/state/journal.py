@@ -54,6 +54,12 @@ class StateJournal:
     def add_ended(self, lease_uid: str, how: Settlement) -> None:
         """How a lease ended, or a decision over the leases of a batch."""
 
+    def save_acknowledged(self, decision_uid: str) -> None:
+        """A batch of several shards is acknowledged, and some may not know it yet."""
+
+    def remove_acknowledged(self, decision_uid: str) -> None:
+        """All of them know it."""
+
     def add_lineage(self, lease: Lease, at: float) -> None:
         """The lease is acknowledged. Its groups still have their steps."""
 

@@ -46,9 +46,20 @@ class LeaseOperations(GroupOperations, RewardOperations):
         lease.is_prepared = True
 
     def decide(self, decision_uid: str, how: Settlement) -> None:
-        """As the coordinator of a batch, for all its parts."""
-        self._journal.add_ended(decision_uid, how)
-        self._remember_ended(decision_uid, how)
+        """As the coordinator of a batch, for all its parts. That it is acknowledged is kept until `settle`."""
+        if how is Settlement.DONE:
+            self.acknowledged.add(decision_uid)
+            self._journal.save_acknowledged(decision_uid)
+        else:
+            self._journal.add_ended(decision_uid, how)
+            self._remember_ended(decision_uid, how)
+
+    def settle(self, decision_uid: str) -> None:
+        """No shard has a part of that acknowledged batch any more."""
+        self.acknowledged.remove(decision_uid)
+        self._journal.remove_acknowledged(decision_uid)
+        self._journal.add_ended(decision_uid, Settlement.DONE)
+        self._remember_ended(decision_uid, Settlement.DONE)
 
     def return_leased(self, lease: Lease, how: Settlement, *, attempted: bool = True) -> None:
         """Not trained: it goes back to the queue. What a person rejected meanwhile is dropped, and feedback counts."""

@@ -133,6 +133,7 @@ class PoolState(ForgetOperations):
         *,
         closed: Iterable[tuple[str, int, str]],
         ended: Iterable[tuple[str, Settlement]],
+        acknowledged: Iterable[str] = (),
         audit: Iterable[AuditEntry],
         decisions: Iterable[PolicyDecision] = (),
         damaged: bool,
@@ -148,6 +149,7 @@ class PoolState(ForgetOperations):
             if subject:
                 self.closed_subjects[uid] = subject
         self.ended_leases.update(ended)
+        self.acknowledged.update(acknowledged)
         self.audit_trail.extend(audit)
         self.decisions.extend(decisions)
         for group in groups:
@@ -170,6 +172,13 @@ class PoolState(ForgetOperations):
         if serving != self.serving:
             self.serving = replace(serving, revision=serving.revision + 1)
 
+    def _if_held(self, lease_uid: str | None, leases: Mapping[str, Lease]) -> str | None:
+        """None, and the lease has expired, if it is lost: its holder must not acknowledge what returns now."""
+        if lease_uid is None or lease_uid in leases:
+            return lease_uid
+        self.ended_leases[lease_uid] = Settlement.EXPIRED
+        return None
+
     def _load_group(self, group: Group, leases: Mapping[str, Lease]) -> None:
         index = self._index(group.channel)
         for trajectory in group.trajectories.values():
@@ -185,14 +194,16 @@ class PoolState(ForgetOperations):
         for trajectory in group.trajectories.values():
             self.trajectories[trajectory.uid] = trajectory
             self.sessions.add(trajectory, self.pool_time)
-            leased = [step for step in trajectory.steps.values() if step.lease is not None and step.lease in leases]
+            for step in trajectory.steps.values():
+                step.lease = self._if_held(step.lease, leases)
+            leased = [step for step in trajectory.steps.values() if step.lease is not None]
             for step in leased:
                 leases[str(step.lease)].steps.append((trajectory, step))
             if trajectory.completed and not leased:
                 self._packer.awake.append(trajectory.uid)
-        lease = leases.get(group.lease) if group.lease is not None else None
+        group.lease = self._if_held(group.lease, leases)
+        lease = None if group.lease is None else leases[group.lease]
         if lease is None:
-            group.lease = None
             self._enter(group)
             if not group.trajectories:
                 self._regrouped(group)

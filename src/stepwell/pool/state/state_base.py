@@ -71,6 +71,8 @@ class StateBase:
         """Was a trajectory ever opened that has a retention of its own?"""
         self.leases: dict[str, Lease] = {}
         self.ended_leases: OrderedDict[str, Settlement] = OrderedDict()
+        self.acknowledged: set[str] = set()
+        """Decisions for batches of which this shard is the coordinator, and of which others may still have a part."""
         self.quarantine: deque[Step] = deque(maxlen=limits.quarantine_kept)
         self.decisions: deque[PolicyDecision] = deque(maxlen=DECISIONS_KEPT)
         """About versions of the policy, the oldest first. A pool's first shard has them."""

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from stepwell.common.atomic_files import rename_folder
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import BadRequest, EngineSilent, SyncFailed
@@ -128,7 +129,7 @@ class AdapterSync:
                 for member in _wanted(tar):
                     member.name = Path(member.name).name
                     tar.extract(member, unfinished, filter="data")
-            unfinished.rename(place)
+            rename_folder(unfinished, place)
         return name
 
     def _is_old(self, name: str) -> bool:

@@ -4,12 +4,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
-import orjson
-
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.journal import ShardJournal, unseal
 from stepwell.pool.shard.journal_backends import find_journals
 from stepwell.pool.shard.journal_header import JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity
@@ -88,7 +86,7 @@ def rows(journal: ShardJournal) -> dict[str, int]:
 
 def meta(journal: ShardJournal, key: str) -> Any:
     ((value,),) = journal.store.rows(f"SELECT value FROM meta WHERE key = '{key}'")
-    return orjson.loads(value)
+    return unseal(value, key)
 
 
 def mixed_rollout(pool: EasyPool) -> None:

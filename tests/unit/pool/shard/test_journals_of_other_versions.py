@@ -8,10 +8,10 @@ import pytest
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.shard.journal import SCHEMA_VERSION, TRAJECTORY_FIELDS, checksum
+from stepwell.pool.shard.journal import SCHEMA_VERSION, SEALED, TRAJECTORY_FIELDS, checksum
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from tests.builders import make_step
-from tests.unit.pool.shard.journals import Place, kill, meta, open_pool, save
+from tests.unit.pool.shard.journals import Place, kill, meta, open_pool, save, spoil
 
 
 def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
@@ -79,10 +79,41 @@ def forget_curation(journal: SqliteJournal) -> None:
     journal.commit_rows()
 
 
+def without_checksum(value: bytes) -> bytes:
+    """As version 10 wrote it."""
+    return value[9:] if value[:1] == SEALED else value
+
+
+VALUES = {
+    "groups": "info",
+    "trajectories": "info",
+    "leases": "gate",
+    "late_rewards": "info",
+    "audit": "info",
+    "lineage": "info",
+    "tombstones": "info",
+    "meta": "value",
+}
+
+
+def forget_checksums(journal: SqliteJournal) -> None:
+    """Turn it into what schema version 10 wrote."""
+    for table, value in VALUES.items():
+        key, *_ = (name for _, name, *_ in journal.db.execute(f"PRAGMA table_info({table})"))
+        for row, sealed in journal.db.execute(f"SELECT {key}, {value} FROM {table}").fetchall():
+            journal.db.execute(f"UPDATE {table} SET {value} = ? WHERE {key} = ?", (without_checksum(sealed), row))
+    for number, *parts in journal.db.execute("SELECT number, info, added, logprobs, mask FROM steps").fetchall():
+        journal.db.execute("UPDATE steps SET checksum = ? WHERE number = ?", (checksum(*parts), number))
+    journal.db.execute("DROP INDEX steps_by_trajectory")
+    journal.db.execute("ALTER TABLE steps DROP COLUMN state_checksum")
+    journal.db.execute("DROP TABLE acknowledged")
+    journal.db.execute("UPDATE meta SET value = '10' WHERE key = 'schema_version'")
+
+
 def shorten(journal: SqliteJournal, table: str, key: str) -> None:
     """Take away the field that was added last."""
     for number, info in journal.db.execute(f"SELECT {key}, info FROM {table}").fetchall():
-        shorter = orjson.dumps(orjson.loads(info)[:-1])
+        shorter = orjson.dumps(orjson.loads(without_checksum(info))[:-1])
         journal.db.execute(f"UPDATE {table} SET info = ? WHERE {key} = ?", (shorter, number))
 
 
@@ -149,7 +180,9 @@ def test_a_journal_of_a_version_that_held_trajectories_back_is_read(path: Path) 
     save(pool, journal)
     rows = journal.db.execute("SELECT number, info FROM trajectories").fetchall()
     for number, info in rows:
-        fields = dict(zip(TRAJECTORY_FIELDS, orjson.loads(info), strict=True)) | {"reward_left_out": True}
+        fields = dict(zip(TRAJECTORY_FIELDS, orjson.loads(without_checksum(info)), strict=True)) | {
+            "reward_left_out": True
+        }
         row = (orjson.dumps(list(fields.values())), number)
         journal.db.execute("UPDATE trajectories SET info = ? WHERE number = ?", row)
     journal.commit_rows()
@@ -198,3 +231,24 @@ def test_a_journal_from_before_anybody_could_be_forgotten_is_read_and_forgets(pl
     assert (restored.trajectories, list(pool.state.closed)) == (0, ["gone"])
     assert pool.state.tombstones.subjects == {tombstone.subject: tombstone}
     assert pool.state.tombstones.has_name("held")
+
+
+def test_a_journal_from_before_all_rows_had_checksums_is_read_and_its_damage_is_noticed(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    for uid in ("leased", "held", "damaged"):
+        pool.rollout(uid, f"p-{uid}", 1.0)
+    leased = pool.lease(1, seconds=100)
+    assert leased is not None
+    journal.commit(pool.state.snapshot(), 77.0)
+    forget_checksums(journal)
+    kill(journal)
+    pool, journal, restored = open_pool(path)
+    assert (restored.steps, restored.damaged) == (3, False)
+    assert journal.pool_time() == 77.0
+    assert meta(journal, "schema_version") == 11
+    assert pool.leasing.ack(leased[0]) == "done"
+    save(pool, journal)
+    spoil(journal, "UPDATE steps SET added = ? WHERE number = (SELECT max(number) FROM steps)", bytes(16))
+    pool, _, restored = open_pool(path)
+    assert (restored.damaged, list(pool.state.trajectories)) == (True, ["held"])
+    assert pool.stats().channels["train"].dropped["corrupt"].steps == 1

@@ -475,9 +475,13 @@ class StateMachine(RuleBasedStateMachine):
     @rule(pick=pick, how=st.sampled_from((Settlement.DONE, Settlement.EXPIRED)))
     def decide(self, pick: int, how: Settlement) -> None:
         uid = f"batch-{pick}:decision"
-        if uid not in self.state.ended_leases:
+        if uid in self.state.acknowledged:
+            self.state.settle(uid)
+            assert uid not in self.state.acknowledged
+        elif uid not in self.state.ended_leases:
             self.state.decide(uid, how)
-            assert self.state.ended_leases[uid] is how
+            assert self.state.ended_leases.get(uid, Settlement.DONE) is how
+            assert (uid in self.state.acknowledged) is (how is Settlement.DONE)
 
     @rule(pick=pick, how=st.sampled_from(("ack", "nack", "expired")))
     def end_lease(self, pick: int, how: str) -> None:
@@ -585,6 +589,7 @@ class StateMachine(RuleBasedStateMachine):
         kept = {*self.state.tombstones.names, *self.state.tombstones.subjects}
         assert {one if isinstance(one, str) else one.subject for one in reader.tombstones()} == kept
         assert dict(reader.ended()) == dict(self.state.ended_leases)
+        assert set(reader.acknowledged()) == self.state.acknowledged
         assert list(reader.audit()) == list(self.state.audit_trail)
         assert list(reader.decisions()) == list(self.state.decisions)
         PoolState(self.limits, StateJournal()).recall(reader.snapshot())
