@@ -6,23 +6,24 @@
 """
 
 import fcntl
-import math
 import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from stepwell.common.private_files import create_private
-from stepwell.common.sqlite_file import count_wal_frames, open_wal, scrub_database, set_aside_damaged
+from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement
+from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement, Wait
 from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity, missing
+from stepwell.pool.shard.sqlite_scrub import OVERWRITES, SqliteScrub, free_bytes
+from stepwell.pool.shard.table_moves import mirrored, of_both
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -68,18 +69,27 @@ class SqliteStore:
             raise JournalRefused(missing(str(path), "mount its volume, or put a backup there"))
         self._lock = self._take_lock()
         try:
-            self.db = self._open()
+            self._use(self._open())
         except BaseException:
             self._lock.close()
             raise
 
+    def _use(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.scrubber = SqliteScrub(self.path, db, self._writing)
+
     def commit(self, statements: Iterable[Statement]) -> None:
+        with self._writing():
+            for sql, rows in mirrored(statements, self.scrubber.moving):
+                self.db.executemany(sql, rows)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
             self.db.execute("BEGIN IMMEDIATE")
             if int(self.db.execute(READ_EPOCH).fetchone()[0]) != self.header.epoch:
                 raise JournalFailed(f"journal {self.path} was opened by another process")
-            for sql, rows in statements:
-                self.db.executemany(sql, rows)
+            yield
             self.db.execute("COMMIT")
         except sqlite3.Error as failure:
             raise JournalFailed(f"journal {self.path} cannot be written: {failure}") from failure
@@ -89,18 +99,14 @@ class SqliteStore:
 
     def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self.db.execute(query)
+            yield from self.db.execute(of_both(query, self.scrubber.moving))
         except sqlite3.OperationalError as failure:
             raise JournalFailed(f"journal {self.path} cannot be read: {failure}") from failure
         except sqlite3.DatabaseError as failure:
             raise JournalDamaged(str(failure)) from failure
 
     def free_bytes(self) -> float:
-        try:
-            disk = os.statvfs(self.path.parent)
-        except OSError:
-            return math.inf
-        return disk.f_bavail * disk.f_frsize
+        return free_bytes(self.path)
 
     def rewrite(self, statements: Iterable[Statement]) -> str:
         fresh = self.path.with_name(self.path.name + ".new")
@@ -108,7 +114,7 @@ class SqliteStore:
             leftover.unlink()
         try:
             with closing(open_wal(fresh, sync=self._sync)) as db:
-                db.executescript(TABLES)
+                _create_tables(db)
                 db.execute("BEGIN")
                 for sql, rows in ((PUT_META, self.header.rows()), *statements):
                     db.executemany(sql, rows)
@@ -116,14 +122,14 @@ class SqliteStore:
             self.db.close()
             aside = set_aside_damaged(self.path)
             fresh.rename(self.path)
-            self.db = self._open_file()
+            self._use(self._open_file())
         except (sqlite3.Error, OSError) as failure:
             raise JournalFailed(f"journal {self.path} cannot be written: {failure}") from failure
         return str(aside)
 
-    def scrub(self) -> list[str]:
+    async def scrub(self, wait: Wait) -> list[str]:
         try:
-            scrub_database(self.db)
+            await self.scrubber.run(wait)
             damaged = [file for file in self.path.parent.glob(f"{self.path.name}.*") if _is_left_aside(self.path, file)]
             for file in damaged:
                 file.unlink()
@@ -173,7 +179,7 @@ class SqliteStore:
             self.torn_frames = max(0, wal_frames - recovered_frames)
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             _read_header(db).reopened(self.name, self._wanted)  # refused before anything is changed
-            db.executescript(TABLES)
+            _create_tables(db)
             _upgrade(db)
             self._write_header(db)
             if self._sync:
@@ -251,6 +257,14 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _create_tables(db: sqlite3.Connection) -> None:
+    """What is deleted from now on is overwritten. A file of an older version may have pages that are not."""
+    db.execute("PRAGMA secure_delete = ON")
+    if db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+        db.execute(f"PRAGMA user_version = {OVERWRITES}")
+    db.executescript(TABLES)
 
 
 def _upgrade(db: sqlite3.Connection) -> None:
