@@ -37,7 +37,7 @@ Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 Wait: TypeAlias = Callable[[str], Awaitable[None]]
 """Tells operators why work cannot go on now. Returns when it is to be tried again."""
 
-SCHEMA_VERSION = max(10, *(column.journal_since for column in STEP_COLUMNS))
+SCHEMA_VERSION = max(11, *(column.journal_since for column in STEP_COLUMNS))
 """Raised with every change to a table or to the fields below. Fields that an older file lacks take their defaults."""
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),

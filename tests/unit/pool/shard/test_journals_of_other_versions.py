@@ -8,7 +8,7 @@ import pytest
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.shard.journal import TRAJECTORY_FIELDS, checksum
+from stepwell.pool.shard.journal import SCHEMA_VERSION, TRAJECTORY_FIELDS, checksum
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from tests.builders import make_step
 from tests.unit.pool.shard.journals import Place, kill, meta, open_pool, save
@@ -19,7 +19,7 @@ def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
     journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
     journal.close()
     before = path.read_bytes()
-    with pytest.raises(JournalRefused, match="has schema version 99, and this Stepwell reads up to 10"):
+    with pytest.raises(JournalRefused, match=f"has schema version 99, and this Stepwell reads up to {SCHEMA_VERSION}"):
         open_pool(path)
     assert path.read_bytes() == before
 
@@ -111,7 +111,7 @@ def test_a_journal_from_before_steps_named_their_model_or_temperature_is_read(
     kill(journal)
     pool, journal, restored = open_pool(path)
     assert not restored.damaged
-    assert meta(journal, "schema_version") == 10
+    assert meta(journal, "schema_version") == SCHEMA_VERSION
     taken = pool.take(1)
     assert taken is not None
     ((step,),) = taken
@@ -128,7 +128,7 @@ def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
     assert pool.ready_groups("train").groups == {"": {2: 1, 1: 1}}
-    assert meta(journal, "schema_version") == 10
+    assert meta(journal, "schema_version") == SCHEMA_VERSION
 
 
 def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:

@@ -28,7 +28,8 @@ def open_store(url: str, shard: str) -> PostgresStore:
 
 
 def files_of(store: PostgresStore) -> set[str]:
-    found = store.db.execute("SELECT pg_relation_filepath(oid) FROM pg_class WHERE relname = ANY(%s)", ([*TABLES],))
+    query = "SELECT pg_relation_filepath(oid) FROM pg_class WHERE relname = ANY(%s) AND relnamespace = %s::regnamespace"
+    found = store.db.execute(query, ([*TABLES], f'"{store.schema}"'))
     return {path for (path,) in found}
 
 
