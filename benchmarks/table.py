@@ -342,6 +342,20 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         minutes=30,
     ),
     Benchmark(
+        name="forgetting",
+        measures="How long a shard with a journal of 300 MB stands still while it forgets a person and takes 50 steps "
+        "a second.",
+        shown=(
+            Shown(
+                "longest time without an answer, ms",
+                "forgetting_longest_ms",
+                {"without a person to forget": "alone_longest_ms"},
+            ),
+            Shown("until everything is removed, s", "forget_s"),
+        ),
+        minutes=20,
+    ),
+    Benchmark(
         name="survival",
         measures="Faults in a real cluster, one row each: lost nodes, heads and disks, cut links, jumping clocks, "
         "killed clients; every call and every step is counted.",

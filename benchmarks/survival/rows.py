@@ -15,6 +15,7 @@ from benchmarks.survival.power_loss import PowerLoss
 from benchmarks.survival.releases import MixedReleases
 from benchmarks.survival.resharding import ChangedShards
 from benchmarks.survival.row import SurvivalRow
+from benchmarks.survival.small_disk import ForgettingOnSmallDisk
 from benchmarks.survival.soak import Soak
 from benchmarks.survival.stopped_shard import StoppedShard
 from benchmarks.survival.waiting_fetch import WaitingFetch
@@ -39,6 +40,7 @@ ROWS: tuple[SurvivalRow, ...] = (
     FullJournalDisk(),
     FullSpoolDisk(),
     FullArchiveDisk(),
+    ForgettingOnSmallDisk(),
     PowerLoss(),
     ClockJump(+1),
     ClockJump(-1),

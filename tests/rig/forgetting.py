@@ -63,10 +63,14 @@ def open_journal(journal: str) -> ShardJournal:
 
 
 def open_shard(
-    journal: ShardJournal, archive: str, plan: PoolPlan = PLAN, clock: Callable[[], float] = time.time
+    journal: ShardJournal,
+    archive: str,
+    plan: PoolPlan = PLAN,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> tuple[ShardService, ParquetArchive]:
     files = ParquetArchive(archive, PLAN.name, journal)
-    return ShardService(plan, PLAN.name, journal=journal, archive=files, clock=clock), files
+    return ShardService(plan, PLAN.name, journal=journal, archive=files, clock=clock, monotonic=monotonic), files
 
 
 def step_of(user: str, place: str, uid: str = "1", **fields: object) -> Step:

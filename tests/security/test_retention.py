@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,18 +16,20 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
+from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
+from stepwell.pool.shard.retention_watch import RetentionWatch
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.state.tombstones import AGE
 from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.parquet import ParquetReader, ParquetWriter
-from stepwell.up.command_forget import forget_overdue
+from stepwell.up.command_forget import forget_kept_back, forget_overdue
 from tests.builders import make_step
 from tests.rig import forgetting as rig
 from tests.rig.forgetting import ALICE, BOB, PLACES
-from tests.rig.local_pool import LocalPool
+from tests.rig.local_pool import LocalPool, LocalTransport
 
 DAY = 86_400.0
 STEPS = (
@@ -37,20 +40,38 @@ STEPS = (
 
 @contextmanager
 def opened(
-    journal: Path, archive: Path, plan: PoolPlan = rig.PLAN, clock: Callable[[], float] = time.time
+    journal: Path,
+    archive: Path,
+    plan: PoolPlan = rig.PLAN,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[ShardService, ParquetArchive]]:
     opened_journal = rig.open_journal(str(journal))
     try:
-        yield rig.open_shard(opened_journal, str(archive), plan, clock)
+        yield rig.open_shard(opened_journal, str(archive), plan, clock, monotonic)
     finally:
         opened_journal.store.close()
 
 
-async def until_run(shard: ShardService) -> None:
-    """Until the shard has looked for what is too old, by itself, and has removed it."""
+class Clock:
+    """The wall clock and the monotonic one of a shard's machine."""
+
+    def __init__(self) -> None:
+        self.ahead = self.ran = 0.0
+
+    def wall(self) -> float:
+        return time.time() + self.ahead + self.ran
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ran
+
+
+async def until_run(shard: ShardService, after: float = 0.0) -> None:
+    """Until the shard has looked for what is too old, by itself, after that time, and has removed it."""
+    await shard.stats()
     tombstones = shard.pool.state.tombstones
     async with asyncio.timeout(60):
-        while AGE not in tombstones.subjects or tombstones.unfinished:
+        while AGE not in tombstones.subjects or tombstones.subjects[AGE].at < after or tombstones.unfinished:
             await asyncio.sleep(0.01)
 
 
@@ -99,27 +120,85 @@ async def test_a_kill_before_any_step_leaves_nothing_once_the_shard_runs_again(t
         assert {one["where"] for one in receipt.removed["trajectories"].values()} > {"queue", "lease", "archive"}
 
 
+KEPT_30_DAYS = replace(rig.PLAN, limits=Limits(history_size=2, retention=30 * DAY))
+
+
 async def test_a_pool_with_a_retention_removes_by_itself(tmp_path: Path) -> None:
-    state, archive = tmp_path / "state", tmp_path / "archive"
-    plan = replace(rig.PLAN, limits=Limits(history_size=2, retention=30 * DAY))
-    with opened(state, archive) as (shard, files):
-        await rig.fill(shard, files, days_ago={ALICE: 40, BOB: 20})
-    with opened(state, archive, plan) as (shard, _):
-        await shard.stats()
-        await until_run(shard)
+    state, archive, clock = tmp_path / "state", tmp_path / "archive", Clock()
+    with opened(state, archive, KEPT_30_DAYS, clock.wall, clock.monotonic) as (shard, files):
+        await rig.fill(shard, files, days_ago={ALICE: 0, BOB: -25})
+        clock.ran = 31 * DAY
+        shard.retention_watch = RetentionWatch(shard.overdue, 0.05)
+        await until_run(shard, clock.wall())
         assert rig.traces(ALICE, state, archive) == set()
         assert rig.traces(BOB, archive)
+        assert (await shard.stats()).overdue_by_clock == 0
+
+
+async def test_a_clock_that_is_wrong_for_a_minute_removes_nothing(tmp_path: Path) -> None:
+    """60 days ahead, in the pool and in the archive."""
+    state, archive, clock = tmp_path / "state", tmp_path / "archive", Clock()
+    with opened(state, archive, KEPT_30_DAYS, clock.wall, clock.monotonic) as (shard, files):
+        await rig.fill(shard, files, days_ago={ALICE: 0, BOB: 0})
+        before, in_archive = held(shard), archived(archive)
+        clock.ahead = 60 * DAY
+        overdue = await shard.overdue()
+        assert (overdue.trajectories, overdue.archived) == (len(before), len(in_archive))
+        assert overdue.clock - overdue.since > 60 * DAY - 60
+        assert (await shard.stats()).overdue_by_clock == len(before) + len(in_archive)
+        clock.ran += 60
+        clock.ahead = 0.0
+        assert (await shard.overdue()).count == 0
+        assert (await shard.stats()).overdue_by_clock == 0
+        assert (held(shard), archived(archive)) == (before, in_archive)
+        clock.ran += 30 * DAY
+        assert (await shard.overdue()).count == 0
+        assert (held(shard), list(archive.glob("*.parquet"))) == (set(), []), "what is due by now is removed as ever"
+
+
+async def test_a_gateway_whose_clock_is_behind_loses_no_data(tmp_path: Path) -> None:
+    with opened(tmp_path / "state", tmp_path / "archive", KEPT_30_DAYS) as (shard, files):
+        await rig.fill(shard, files, days_ago={ALICE: 60, BOB: 0})
+        before = held(shard)
+        assert (await shard.overdue()).trajectories > 0
+        assert held(shard) == before
+
+
+async def test_after_the_pool_was_off_a_person_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """For 60 days. What comes later needs nobody's decision."""
+    state, archive, clock = tmp_path / "state", tmp_path / "archive", Clock()
+    with opened(state, archive, KEPT_30_DAYS, clock.wall, clock.monotonic) as (shard, files):
+        await rig.fill(shard, files, days_ago={ALICE: 0, BOB: 0})
+        before = held(shard)
+    clock.ahead = 60 * DAY
+    with opened(state, archive, KEPT_30_DAYS, clock.wall, clock.monotonic) as (shard, _):
+        await shard.answer([Registration("later", "later")])
+        await shard.submit_steps(pack([make_step("later", "later", uid="1", started_at=clock.wall())]))
+        await until_run(shard)
+        assert held(shard) == before | {"later"}
+        pool = PoolClient("data_pool", transport=LocalTransport({"data_pool": shard}))
+        assert caplog.text.count("If the clock is right, and the pool was off: stepwell forget --overdue") == 1
+        told = await forget_kept_back(pool, confirm=False)
+        assert re.search(r"data_pool: 8 trajectories in the pool and 4 in the archive, the oldest of \d{4}-", told)
+        assert held(shard) == before | {"later"}
+        assert "trajectories" in await forget_kept_back(pool, confirm=True)
+        assert rig.traces(ALICE, state, archive) == rig.traces(BOB, state, archive) == set()
+        assert held(shard) == {"later"}
+        assert (await shard.stats()).overdue_by_clock == 0
+        clock.ran += 31 * DAY
+        await shard.overdue()
+        assert held(shard) == set()
 
 
 async def test_a_trajectory_can_be_opened_with_a_shorter_retention(tmp_path: Path) -> None:
-    state, archive = tmp_path / "state", tmp_path / "archive"
-    with opened(state, archive) as (shard, files):
+    state, archive, clock = tmp_path / "state", tmp_path / "archive", Clock()
+    with opened(state, archive, rig.PLAN, clock.wall, clock.monotonic) as (shard, files):
         await shard.answer([Registration("first", "first", metadata={RETENTION: 10 * DAY})])
         await until_run(shard)
         await rig.fill(shard, files, days_ago={ALICE: 0, BOB: 0}, metadata={ALICE: {RETENTION: DAY}})
-    with opened(state, archive, clock=lambda: time.time() + 2 * DAY) as (shard, _):
-        await shard.stats()
-        await until_run(shard)
+        clock.ran = 2 * DAY
+        shard.retention_watch = RetentionWatch(shard.overdue, 0.05)
+        await until_run(shard, clock.wall())
         assert rig.traces(ALICE, state, archive) == set()
         assert rig.traces(BOB, archive)
         bobs = {rig.session_of(BOB, place) for place in ("history", "leased", "open", "ready")}

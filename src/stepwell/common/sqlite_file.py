@@ -9,6 +9,7 @@ import sqlite3
 import struct
 from contextlib import suppress
 from pathlib import Path
+from shutil import disk_usage
 
 from stepwell.common.private_files import create_private
 
@@ -16,6 +17,8 @@ PAGE_SIZE = 16_384
 WAL_HEADER, FRAME_HEADER = 32, 24
 """Bytes."""
 MAX_SET_ASIDE = 1000
+MORE_ROOM = 2**24
+"""Bytes that stay free when a file is written again."""
 
 
 def open_wal(
@@ -58,9 +61,12 @@ def set_aside_damaged(path: Path) -> Path:
 def scrub_database(db: sqlite3.Connection) -> None:
     """Write the whole file again, so that no page has anything of deleted rows, and empty the write-ahead log.
 
-    sqlite3.OperationalError if it cannot be done now: another process reads the file, or the disk is full. It takes
-    about a second for each gigabyte, and as much free space as the file has.
+    sqlite3.OperationalError if it cannot be done now: another process reads the file, or the disk has no room for a
+    copy in a temporary file and one in the log. It takes about a second for each gigabyte.
     """
+    _, _, file = db.execute("PRAGMA database_list").fetchone()
+    if (needed := 2 * Path(file).stat().st_size + MORE_ROOM) > disk_usage(Path(file).parent).free:
+        raise sqlite3.OperationalError(f"{needed / 2**20:.0f} MiB of free space are needed to write the file again")
     db.execute("PRAGMA secure_delete = ON")
     try:
         db.execute("VACUUM")

@@ -23,6 +23,11 @@ class ForgetSettings(PoolSection):
     older_than: Duration | None = None
     """In place of a subject: everything whose first call began longer ago than this, 30d for example; and what is older
     than the retention that it was opened with."""
+    overdue: bool = False
+    """In place of a subject: show what the pool's retention keeps though it is too old by the wall clock, because the
+    pool has not run for so long since it came: the pool was off, or the clock is wrong."""
+    confirm: bool = False
+    """With --overdue: the clock is right. Delete it."""
     archive: Listed = ()
     """Further folders of Parquet files to clean, besides the archive of the pool: exports of --shape steps, copies,
     older archives. Separated by commas."""
@@ -31,6 +36,8 @@ class ForgetSettings(PoolSection):
 
     @model_validator(mode="after")
     def _names_one_thing(self) -> Self:
-        if (self.subject is None) is (self.older_than is None):
-            raise ValueError("say either --subject or --older-than")
+        if (self.subject is not None) + (self.older_than is not None) + self.overdue != 1:
+            raise ValueError("say either --subject or --older-than, or --overdue")
+        if self.confirm and not self.overdue:
+            raise ValueError("--confirm belongs to --overdue")
         return self

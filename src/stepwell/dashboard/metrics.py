@@ -83,6 +83,16 @@ METRICS = (
         "Shards that take no new data because their journal's disk is nearly full.",
         lambda stats: stats.short_of_disk,
     ),
+    _one(
+        "shards_forgetting_waits",
+        "Shards that cannot remove now what is to be forgotten; their log says why.",
+        lambda stats: stats.forgetting_waits,
+    ),
+    _one(
+        "overdue_by_clock",
+        "Trajectories that are too old by the wall clock, and not by the time that the pool ran.",
+        lambda stats: stats.overdue_by_clock,
+    ),
     _one("uniform_groups", "Groups handed out in which all rollouts were equal.", lambda stats: stats.uniform_groups),
     _one("grace_steps", "Steps taken in shortly after a completion.", lambda stats: stats.in_grace),
     _one(

@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from stepwell.common.atomic_files import replacing_file
 from stepwell.common.optional import require
 from stepwell.config.forgetting import ForgetSettings
 from stepwell.errors import BadRequest
-from stepwell.pool.api.forgetting import merge_receipts
+from stepwell.pool.api.forgetting import Overdue, merge_receipts
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.shard.archive_files import ArchiveFiles
@@ -21,11 +22,18 @@ from stepwell.pool.shard.late_rewards import FOLDER
 from stepwell.pool.state.tombstones import AGE, OLDER_THAN, Tombstone, Tombstones
 
 EXTRA = "arrow"
+HOW_TO_DELETE = (
+    "they are too old by the clock, and the pool has not run for so long since they came. If the clock is right: "
+    "stepwell forget --overdue --confirm"
+)
 
 
 def run_forget(settings: ForgetSettings) -> None:
     join_ray(settings.ray_address, settings.ray_namespace)
     pool = PoolClient(settings.data_pool_name, settings.ray_namespace)
+    if settings.overdue:
+        sys.stdout.write(f"{asyncio.run(forget_kept_back(pool, confirm=settings.confirm))}\n")
+        return
     receipt = asyncio.run(_forget(pool, settings))
     text = json.dumps(receipt, indent=2)
     if settings.receipt is None:
@@ -60,6 +68,22 @@ async def forget_overdue(pool: PoolClient, seconds: float, folders: Sequence[str
     too_old = Tombstone(AGE, time.time(), removed={OLDER_THAN: seconds})
     further = await _clean(folders, too_old, Tombstones())
     return {**merge_receipts(receipts, time.time()), "further_archives": further}
+
+
+async def forget_kept_back(pool: PoolClient, *, confirm: bool) -> str:
+    """What the retention keeps though it is too old by the clock. With `confirm`, it is deleted. Returns words."""
+    found = [overdue for overdue in await pool.overdue() if overdue.count]
+    if not found:
+        return "nothing: the retention has deleted all that is too old"
+    if confirm:
+        await pool.forget_kept_back()
+    return "\n".join((*map(_told, found), "deleted" if confirm else HOW_TO_DELETE))
+
+
+def _told(overdue: Overdue) -> str:
+    since, now = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC" for at in (overdue.since, overdue.clock))
+    counts = f"{overdue.trajectories} trajectories in the pool and {overdue.archived} in the archive"
+    return f"{overdue.shard}: {counts}, the oldest of {since}; its clock says {now}"
 
 
 async def _clean(folders: Sequence[str], tombstone: Tombstone, tombstones: Tombstones) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from tests.rig.postgres import has_postgres
 
 ROOT = Path(__file__).parents[3]
-ROWS = ("disk_full_journal",)
+ROWS = ("disk_full_journal", "disk_small_forget")
 SLOW_ROWS = ("gateways", "killed_clients", "live_kills", "node_lost_postgres", "resharding")
 """What each of them shows, other tests of this folder show in CI with fewer processes."""
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")

@@ -1,9 +1,12 @@
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from shutil import disk_usage
 
 import pytest
 
-from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
+from stepwell.common import sqlite_file
+from stepwell.common.sqlite_file import count_wal_frames, open_wal, scrub_database, set_aside_damaged
 
 
 def test_a_file_is_opened_in_wal_mode_in_a_folder_that_is_made(tmp_path: Path) -> None:
@@ -50,3 +53,14 @@ def test_frames_of_the_log_are_counted(tmp_path: Path) -> None:
     db.execute("INSERT INTO t VALUES (1)")
     assert 0 < one < count_wal_frames(path)
     db.close()
+
+
+def test_a_file_is_not_written_again_without_room_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that fills up would stop others too."""
+    with closing(open_wal(tmp_path / "file.sqlite")) as db:
+        db.execute("CREATE TABLE t (n)")
+        scrub_database(db)
+        free = disk_usage(tmp_path)._replace(free=sqlite_file.MORE_ROOM)
+        monkeypatch.setattr(sqlite_file, "disk_usage", lambda _: free)
+        with pytest.raises(sqlite3.OperationalError, match="16 MiB of free space are needed"):
+            scrub_database(db)

@@ -20,7 +20,15 @@ def test_anything_else_is_refused(said: str) -> None:
         read_settings(ForgetSettings, [f"--older-than={said}"], "forget")
 
 
-@pytest.mark.parametrize("flags", [[], ["--subject", "ann", "--older-than", "30d"]], ids=["none", "both"])
+@pytest.mark.parametrize(
+    "flags", [[], ["--subject", "ann", "--older-than", "30d"], ["--overdue", "--older-than", "30d"]]
+)
 def test_either_a_subject_or_an_age_is_said(flags: list[str]) -> None:
     with pytest.raises(BadRequest, match="either --subject or --older-than"):
         read_settings(ForgetSettings, flags, "forget")
+
+
+def test_confirm_belongs_to_overdue() -> None:
+    assert read_settings(ForgetSettings, ["--overdue", "--confirm"], "forget").confirm
+    with pytest.raises(BadRequest, match="--confirm belongs to --overdue"):
+        read_settings(ForgetSettings, ["--subject", "ann", "--confirm"], "forget")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from stepwell.common.message_format import message
@@ -35,6 +36,27 @@ class ForgottenSubject:
 
     subject: str
     asked_at: float
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overdue:
+    """What a shard keeps though it is too old by the wall clock: the pool has not run for as long since it came. The
+    pool was off, or the clock is wrong."""
+
+    shard: str = ""
+    clock: float = 0.0
+    """The shard's wall clock, in seconds."""
+    trajectories: int = 0
+    """In the pool."""
+    archived: int = 0
+    """In the archive."""
+    since: float = inf
+    """When the oldest of them began, in seconds of the wall clock."""
+
+    @property
+    def count(self) -> int:
+        return self.trajectories + self.archived
 
 
 def merge_receipts(receipts: Sequence[ShardReceipt], written_at: float) -> dict[str, Any]:

@@ -137,6 +137,12 @@ class PoolStats:
     """Decisions about versions of the policy, by action."""
     short_of_disk: int = 0
     """Shards that take no new data because their journal's disk is nearly full."""
+    forgetting_waits: int = 0
+    """Shards that cannot remove what is to be forgotten now, because of a lack of space, for example. Their log says
+    why. They try again."""
+    overdue_by_clock: int = 0
+    """Trajectories that the retention keeps, though they are too old by the wall clock: the pool has not run for so
+    long since they came."""
     leases: int
     forks: int
     """How often a step did not continue its trajectory's earlier tokens."""

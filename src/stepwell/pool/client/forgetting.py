@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.forgetting import ShardReceipt
+from stepwell.pool.api.forgetting import Overdue, ShardReceipt
 from stepwell.pool.client.shards import ShardClient
 
 FORGET_TIMEOUT = 3600.0
@@ -36,6 +36,16 @@ class ForgettingClient(ShardClient):
         """
         names = await self.shards.names()
         return await asyncio.gather(*(self.shards.at(name, timeout=timeout).forget_overdue(seconds) for name in names))
+
+    async def overdue(self, *, timeout: float = FORGET_TIMEOUT) -> list[Overdue]:
+        """What each shard keeps though it is too old by the wall clock: the pool was off, or the clock is wrong."""
+        names = await self.shards.names()
+        return await asyncio.gather(*(self.shards.at(name, timeout=timeout).overdue() for name in names))
+
+    async def forget_kept_back(self, *, timeout: float = FORGET_TIMEOUT) -> list[ShardReceipt]:
+        """Remove it: the clock is right."""
+        names = await self.shards.names()
+        return await asyncio.gather(*(self.shards.at(name, timeout=timeout).forget_kept_back() for name in names))
 
     async def _ask(
         self, shards: Sequence[str], subject: str, also: Sequence[str], timeout: float

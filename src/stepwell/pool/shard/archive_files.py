@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
+from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import orjson
@@ -26,12 +27,14 @@ EXTRA = "arrow"
 NAMED = re.compile(r"(?P<shard>.+)-\d{12}-[0-9a-f]{8}\.parquet(?P<part>\.part)?")
 """The files that shards write."""
 BLOCK = 2**20
+MORE_ROOM = 32 * BLOCK
 NAMES = ("trajectory_uid", "prompt_uid")
 METADATA = "metadata"
 TOKENS = ("prompt_ids", "response_ids")
 
 TIMES = ("started_at", "at")
 """When a call began, or a late reward was given."""
+OPENED = "opened_at"
 
 
 class ArchivedRow(NamedTuple):
@@ -43,6 +46,8 @@ class ArchivedRow(NamedTuple):
     tokens: int
     at: float
     """When it was recorded. If the row does not tell: when its file was written; infinite if that is not known."""
+    arrived: float | None
+    """When the pool opened its group, if the row tells."""
 
 
 IsRemoved: TypeAlias = Callable[[ArchivedRow], bool]
@@ -94,7 +99,7 @@ class ArchiveFiles:
         with self._fs.open(file, "rb") as source:
             parquet = self._parquet.ParquetFile(source)
             known = parquet.schema_arrow.names
-            columns = [*NAMES, *(name for name in (METADATA, *TOKENS, *TIMES) if name in known)]
+            columns = [*NAMES, *(name for name in (METADATA, *TOKENS, *TIMES, OPENED) if name in known)]
             parts = (parquet.read_row_group(part, columns) for part in range(parquet.num_row_groups))
             written_at = self._written_at(file)
             rows = [row for table in parts for row in _rows(table, written_at)]
@@ -103,11 +108,18 @@ class ArchiveFiles:
             return None
         uids = {uid for uid, _ in names}
         tokens: dict[str, tuple[int, int]] = {}
-        for uid, _, _, count, _ in rows:
+        for uid, _, _, count, *_ in rows:
             if uid in uids and METADATA in columns:
                 steps, total = tokens.get(uid, (0, 0))
                 tokens[uid] = steps + 1, total + count
         return FoundRows(file, [row[0] in uids for row in rows], names, tokens)
+
+    def check_room(self, file: str) -> None:
+        """OSError if a disk of this machine has no room for a second copy of the file, and some more."""
+        if "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,)):
+            needed = self._fs.size(file) + MORE_ROOM
+            if disk_usage(self._folder).free < needed:
+                raise OSError(f"the disk of {self._folder} needs {needed / BLOCK:.0f} MiB of free space for {file}")
 
     def digest(self, file: str) -> str:
         """SHA-256; empty if there is no such file."""
@@ -176,8 +188,9 @@ def _rows(table: "pyarrow.Table", written_at: float) -> Iterator[ArchivedRow]:
             lengths = require("pyarrow.compute", EXTRA).list_value_length(table[name]).to_pylist()
             tokens = [total + (length or 0) for total, length in zip(tokens, lengths, strict=True)]
     times = next((table[name].to_pylist() for name in TIMES if name in table.column_names), nothing)
-    for uid, prompt, text, count, at in zip(uids, prompts, metadata, tokens, times, strict=True):
-        yield ArchivedRow(uid, prompt, _parsed(text), count, at or written_at)
+    opened = table[OPENED].to_pylist() if OPENED in table.column_names else nothing
+    for uid, prompt, text, count, at, arrived in zip(uids, prompts, metadata, tokens, times, opened, strict=True):
+        yield ArchivedRow(uid, prompt, _parsed(text), count, at or written_at, arrived)
 
 
 def _parsed(text: str | None) -> JsonObject:

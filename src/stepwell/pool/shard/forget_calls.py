@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from uuid import uuid4
 
-from stepwell.pool.api.forgetting import ForgottenSubject, ShardReceipt
+from stepwell.pool.api.forgetting import ForgottenSubject, Overdue, ShardReceipt
 from stepwell.pool.api.producing import SCRUB_SPOOL
 from stepwell.pool.shard.forgetting import Forgetting
 from stepwell.pool.shard.producer_calls import ProducerCalls
@@ -30,7 +30,19 @@ class ForgetCalls(ProducerCalls):
 
         `seconds` may be more than the pool keeps data, or None."""
         self._transactions.check_open()
-        return await self.forgetting.forget_overdue(seconds)
+        return await self.forgetting.forget_overdue(seconds, by_clock=True)
+
+    async def overdue(self) -> Overdue:
+        """What the retention keeps, though it is too old by the wall clock. What it need not keep is removed before."""
+        self._transactions.check_open()
+        await self._remove_overdue()
+        return self.forgetting.overdue
+
+    async def forget_kept_back(self) -> ShardReceipt:
+        """Remove that too: a person says that the wall clock is right, and that the pool was off."""
+        async with self._transactions.transaction():
+            self.pool.state.tombstones.running.trust_clock()
+        return await self.forgetting.forget_overdue(self.pool.state.limits.retention, by_clock=True)
 
     async def forgotten_subjects(self) -> list[ForgottenSubject]:
         self._transactions.check_open()
@@ -42,7 +54,7 @@ class ForgetCalls(ProducerCalls):
         await self.forgetting.adopt(subjects)
 
     async def _remove_overdue(self) -> None:
-        await self.forget_overdue(self.pool.state.limits.retention)
+        await self.forgetting.forget_overdue(self.pool.state.limits.retention, by_clock=False)
 
     def _watch_retention(self) -> None:
         if self.pool.state.limits.retention is not None or self.pool.state.has_retention:

@@ -1,7 +1,7 @@
 """The right to be forgotten, in one shard: a note first, then steps that can each be repeated.
 
-1. `note`: the tombstone and the removal from the pool's state are one transaction. From here on nothing of the subject
-   is taken.
+1. `note`: the tombstone. From here on nothing of the subject is taken. Then it leaves the pool's state, some
+   trajectories at a time.
 2. `gateways`: those that live send what they hold, which is refused, and clean their spools.
 3. `waiting`: groups on their way to the archive.
 4. `archive`: the files of this shard are written again without the subject.
@@ -19,17 +19,15 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from stepwell.pool.api.forgetting import ForgottenSubject, ShardReceipt
+from stepwell.pool.api.forgetting import ForgottenSubject, Overdue, ShardReceipt
 from stepwell.pool.api.producing import SCRUB_SPOOL
-from stepwell.pool.api.retention import due_at
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.archive_files import ArchivedRow, ArchiveFiles, FoundRows
 from stepwell.pool.shard.gateway_roster import GatewayRoster
-from stepwell.pool.shard.journal import JournalFailed
 from stepwell.pool.shard.late_rewards import FOLDER
 from stepwell.pool.shard.lineage import FOLDER as LINEAGE
 from stepwell.pool.shard.lineage import FOUND, versions_with
@@ -46,6 +44,8 @@ GATEWAY_WAIT = 20.0
 LOOK_INTERVAL = 0.05
 RETRY_PAUSE = 5.0
 """Seconds until a step that failed is tried again."""
+LATE = 86_400.0
+"""Seconds for which data may be too old by the wall clock alone until operators are told. Restarts take less."""
 ARCHIVE_QUEUE, ARCHIVE = "archive queue", "archive"
 
 
@@ -55,6 +55,8 @@ class RowTest:
     def __init__(self, tombstone: Tombstone, tombstones: Tombstones) -> None:
         self.next_due = inf
         """When the first of the rows so far is too old."""
+        self.kept_back: dict[str, float] = {}
+        """When trajectories began that are too old by the wall clock alone."""
         self._tombstone = tombstone
         self._tombstones = tombstones
         self._is_named = tombstones.named_by(tombstone)
@@ -63,8 +65,13 @@ class RowTest:
         is_named = self._is_named(row.trajectory_uid, row.prompt_uid)
         if not self._tombstone.is_of_age:
             return is_named or self._tombstones.is_of(self._tombstone.subject, row.metadata)
-        self.next_due = min(self.next_due, due_at(row.at, row.metadata, self._tombstone.removed[OLDER_THAN]))
-        return is_named or self._tombstone.is_due(row.at, row.metadata)
+        due = self._tombstone.due_at(row.at, row.metadata)
+        self.next_due = min(self.next_due, due)
+        if is_named or self._tombstones.is_due(self._tombstone, row.at, row.metadata, row.arrived):
+            return True
+        if due + LATE < self._tombstone.at:
+            self.kept_back[row.trajectory_uid] = min(row.at, self.kept_back.get(row.trajectory_uid, inf))
+        return False
 
 
 class Forgetting:
@@ -79,12 +86,18 @@ class Forgetting:
         self.retry_pause = RETRY_PAUSE
         self.scrubbed: set[str] = set()
         """The gateways that have cleaned their spools since they were asked."""
+        self.waits_for = ""
+        """Why what is to be removed cannot be removed now; empty if nothing hinders it."""
         self._transactions = transactions
         self._state = transactions.pool.state
         self._gateways = gateways
         self._working: asyncio.Task[None] | None = None
         self._next_due: dict[str, float] = {}
         """By file of the archive: until when nothing in it is too old."""
+        self._kept_back: dict[str, Mapping[str, float]] = {}
+        """By file: when trajectories began that are too old by the wall clock alone."""
+        self.overdue = Overdue()
+        """What the last run for what is too old has left because of that."""
 
     async def forget(self, subject: str, also: Sequence[str] = ()) -> ShardReceipt:
         """Returns when all is removed. `also` are hashes of names that other shards found."""
@@ -93,16 +106,39 @@ class Forgetting:
             tombstone = self._state.note_forgotten(digest, self._transactions.clock())
             if self._state.add_forgotten_names(also):
                 tombstone.is_done = False
-            self._state.forget_held(tombstone)
-            self.on_removed()
+        await self._forget_held(tombstone)
         return await self._finished(tombstone)
 
-    async def forget_overdue(self, seconds: float | None) -> ShardReceipt:
-        """What is older than that, or than its own retention, whatever the pool's is. Returns when all is removed."""
+    async def forget_overdue(self, seconds: float | None, *, by_clock: bool) -> ShardReceipt:
+        """What is older than that, or than its own retention, whatever the pool's is. Returns when all is removed.
+
+        Without `by_clock`, only what has been here for as long while the pool ran: the clock may be wrong."""
         async with self._transactions.transaction():
-            tombstone = self._state.note_overdue(seconds, self._transactions.clock())
-            self._forget_held(tombstone)
-        return await self._finished(tombstone)
+            tombstone = self._state.note_overdue(seconds, self._transactions.clock(), by_clock=by_clock)
+        await self._forget_held(tombstone)
+        receipt = await self._finished(tombstone)
+        self._note_kept_back(tombstone)
+        return receipt
+
+    def _note_kept_back(self, tombstone: Tombstone) -> None:
+        held = [found.born for found in self._state.kept_back(tombstone, LATE)]
+        archived = {uid: born for file in self._kept_back.values() for uid, born in file.items()}
+        before, self.overdue = (
+            self.overdue,
+            Overdue(
+                shard=self._transactions.name,
+                clock=tombstone.at,
+                trajectories=len(held),
+                archived=len(archived),
+                since=min((*held, *archived.values()), default=inf),
+            ),
+        )
+        if self.overdue.count and not before.count:
+            log.error(
+                "shard %s keeps %d trajectories that are too old by the clock: the pool has not run for so long since "
+                "they came. If the clock is right, and the pool was off: stepwell forget --overdue",
+                *(self._transactions.name, self.overdue.count),
+            )
 
     async def _finished(self, tombstone: Tombstone) -> ShardReceipt:
         await self._transactions.notify()
@@ -111,9 +147,14 @@ class Forgetting:
             await asyncio.shield(self._working)
         return self.receipt(tombstone)
 
-    def _forget_held(self, tombstone: Tombstone) -> None:
-        """Watchers read everything again if something is gone that they may know."""
-        self._state.forget_held(tombstone)
+    async def _forget_held(self, tombstone: Tombstone) -> None:
+        """Some at a time, so that other calls need not wait. Watchers read everything again if something is gone that
+        they may know."""
+        pieces = self._state.forget_held(tombstone)
+        more = True
+        while more:
+            async with self._transactions.transaction():
+                more = next(pieces, pieces) is not pieces
         if tombstone.has_removed or not tombstone.is_of_age:
             self.on_removed()
 
@@ -149,10 +190,12 @@ class Forgetting:
             try:
                 await self._finish(unfinished[0])
             except Exception as failure:  # noqa: BLE001 - whatever it is, it is tried again until it is done
-                log.error("data is not yet removed from shard %s: %s", self._transactions.name, failure)
-                await asyncio.sleep(self.retry_pause)
+                await self._wait(str(failure) or repr(failure))
+            else:
+                self.waits_for = ""
 
     async def _finish(self, tombstone: Tombstone) -> None:
+        await self._forget_held(tombstone)
         self.before_step("gateways")
         await self._clean_gateways(tombstone)
         archive = self._transactions.archive
@@ -166,12 +209,12 @@ class Forgetting:
             if archive is not None:
                 await self._rewrite_files(tombstone, archive, FOLDER)
                 await self._find_versions(tombstone, archive)
-            if tombstone.has_removed or not tombstone.is_of_age:
-                self.before_step("scrub")
-                self._scrub(tombstone)
         finally:
             if archive is not None:
                 archive.is_paused = False
+        if tombstone.has_removed or not tombstone.is_of_age:
+            self.before_step("scrub")
+            await self._scrub(tombstone)
         self.before_step("done")
         tombstone.is_done = True
         await self._save(tombstone)
@@ -216,11 +259,15 @@ class Forgetting:
         fs, root = archive.place
         files = ArchiveFiles(fs, f"{root}/{folder}".rstrip("/"), self._is_own)
         await asyncio.to_thread(files.remove_leftovers)
+        if tombstone.is_of_age and not folder:
+            self._kept_back.clear()
         for file in await asyncio.to_thread(files.files):
             if self._next_due.get(file, 0.0) > tombstone.at and self._is_usual(tombstone):
                 continue
             rows = RowTest(tombstone, self._state.tombstones)
             found = await asyncio.to_thread(files.find, file, rows.is_removed)
+            if tombstone.is_of_age and not folder:
+                self._kept_back[file] = rows.kept_back
             if found is not None:
                 await self._rewrite(tombstone, files, found, folder)
             elif not folder and self._is_usual(tombstone):
@@ -228,6 +275,7 @@ class Forgetting:
 
     async def _rewrite(self, tombstone: Tombstone, files: ArchiveFiles, found: FoundRows, folder: str) -> None:
         """The receipt has the file before it is replaced."""
+        await asyncio.to_thread(files.check_room, found.file)
         before = await asyncio.to_thread(files.digest, found.file)
         is_written = await asyncio.to_thread(files.write_without, found)
         after = await asyncio.to_thread(files.digest, f"{found.file}.part") if is_written else ""
@@ -253,8 +301,8 @@ class Forgetting:
         """What is about its trajectories, and names them: late rewards and decisions of people."""
         self.before_step("names")
         journal, is_about = self._transactions.journal, self._record_test(tombstone)
+        await self._forget_held(tombstone)
         async with self._transactions.transaction():
-            self._forget_held(tombstone)
             self._state.forget_audit(is_about)
         if journal is None:
             return
@@ -278,16 +326,20 @@ class Forgetting:
         add_listed(tombstone, "versions", [first_version(told, version) for version in under])
         await self._save(tombstone)
 
-    def _scrub(self, tombstone: Tombstone) -> None:
+    async def _scrub(self, tombstone: Tombstone) -> None:
         if self._transactions.journal is None:
             return
-        try:
-            aside = self._transactions.journal.store.scrub()
-        except JournalFailed:
-            log.warning("shard %s cannot scrub its journal now", self._transactions.name)
-            raise
+        aside = await self._transactions.journal.store.scrub(self._wait)
+        self.waits_for = ""
         if aside:
             add_listed(tombstone, "set_aside", aside)
+
+    async def _wait(self, why: str) -> None:
+        """Operators hear it once, in the log, and see it in the shard's statistics."""
+        if why != self.waits_for:
+            log.error("data is not yet removed from shard %s: %s", self._transactions.name, why)
+        self.waits_for = why
+        await asyncio.sleep(self.retry_pause)
 
     async def _save(self, tombstone: Tombstone) -> None:
         async with self._transactions.transaction():
@@ -298,7 +350,9 @@ class Forgetting:
         is_named = self._state.tombstones.named_by(tombstone)
 
         def is_about(trajectory_uid: str, prompt_uid: str, at: float) -> bool:
-            return is_named(trajectory_uid, prompt_uid) or (tombstone.is_of_age and tombstone.is_due(at, {}))
+            return is_named(trajectory_uid, prompt_uid) or (
+                tombstone.is_of_age and self._state.tombstones.is_due(tombstone, at, {})
+            )
 
         return is_about
 

@@ -10,7 +10,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from operator import attrgetter, itemgetter
@@ -36,6 +36,8 @@ from stepwell.steps.step_filter import StepFilter
 
 Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 """SQL, and the rows for which it is executed."""
+Wait: TypeAlias = Callable[[str], Awaitable[None]]
+"""Tells operators why work cannot go on now. Returns when it is to be tried again."""
 
 SCHEMA_VERSION = max(11, *(column.journal_since for column in STEP_COLUMNS))
 """Raised with every change to a table or to the fields below. Fields that an older file lacks take their defaults."""
@@ -103,9 +105,9 @@ class JournalStore(Protocol):
         """Set what is damaged aside and write these rows to a new store, all or nothing. Returns the name of the old
         one."""
 
-    def scrub(self) -> list[str]:
+    async def scrub(self, wait: Wait) -> list[str]:
         """Remove what deleted rows have left in files, and what was set aside as damaged. Returns the names of that.
-        JournalFailed if it is not certain; it may be tried again."""
+        Commits go on meanwhile. JournalFailed if it is not certain; it may be tried again."""
 
     def close(self) -> None: ...
 

@@ -9,10 +9,12 @@
 - The connection string may name several hosts: the one that takes writes is used.
 """
 
+import asyncio
 import math
 import re
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -24,9 +26,10 @@ from psycopg.types.numeric import Int8BinaryDumper
 from stepwell.common.urls import hide_password
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import PUT_META, SCHEMA_VERSION, JournalFailed, Statement
+from stepwell.pool.shard.journal import PUT_META, SCHEMA_VERSION, JournalFailed, Statement, Wait
 from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity, missing
+from stepwell.pool.shard.table_moves import MOVED, OLD, mirrored, moves, of_both
 
 PREFIX = "stepwell_"
 """The schema of a shard has this and the name of the shard."""
@@ -80,6 +83,8 @@ SESSION: dict[str, str] = {
     "lock_timeout": "20s",
 }
 """Settings of the connection at the server. A node that vanishes within a commit must not block its successor."""
+PATIENCE = "50ms"
+"""For which a scrub waits until it is alone with a table."""
 SILENCE = 10.0
 """Seconds after which the server ends a transaction of which it hears nothing more."""
 RESTORE = "is --journal the right database? Restore a backup of it otherwise"
@@ -129,13 +134,13 @@ class PostgresStore:
     def commit(self, statements: Iterable[Statement]) -> None:
         with self._committing(), self.db.pipeline(), self.db.transaction(), self.db.cursor() as cursor:
             self._check_epoch(cursor)
-            _execute_all(cursor, statements)
+            _execute_all(cursor, mirrored(statements, self._moving))
 
     def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         try:
             with self.db.transaction(), self.db.cursor(name="rows") as cursor:
                 cursor.itersize = ROWS_AT_ONCE
-                for row in cursor.execute(_query(query), binary=True):
+                for row in cursor.execute(_query(of_both(query, self._moving)), binary=True):
                     yield tuple(map(_as_read, row))
         except psycopg.Error as failure:  # also for damage that the server finds: it is mended there
             raise JournalFailed(f"journal {self.name} cannot be read: {failure}") from failure
@@ -154,20 +159,67 @@ class PostgresStore:
             cursor.execute(sql.SQL("ALTER SCHEMA {} RENAME TO {}").format(*names))
             self._create_tables(cursor)
             _execute_all(cursor, [(PUT_META, self.header.rows()), *statements])
+        self._moving.clear()
         return f"schema {aside}"
 
-    def scrub(self) -> list[str]:
-        """The tables are written again. The server's own log and its backups are not ours to clean."""
+    async def scrub(self, wait: Wait) -> list[str]:
+        """The tables are written again. The server's own log and its backups are not ours to clean, and the room on its
+        disk is not known here."""
         try:
-            aside = [name for (name,) in self.db.execute("SELECT nspname FROM pg_namespace") if self._is_aside(name)]
-            for name in aside:
-                self.db.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
-            tables = self.db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (self.schema,)).fetchall()
-            for (table,) in tables:
-                self.db.execute(sql.SQL("VACUUM (FULL) {}").format(sql.Identifier(self.schema, table)))
+            names = self.db.execute("SELECT nspname FROM pg_namespace").fetchall()
+            aside = sorted(name for (name,) in names if self._is_aside(name))
+            pieces, began = self.scrub_pieces(aside), time.monotonic()
+            for why in pieces:
+                await (wait(why) if why else asyncio.sleep(time.monotonic() - began))  # half of the time is for calls
+                began = time.monotonic()
         except psycopg.Error as failure:
             raise JournalFailed(f"journal {self.name} cannot be scrubbed: {failure}") from failure
-        return sorted(aside)
+        return aside
+
+    def scrub_pieces(self, aside: Iterable[str]) -> Iterator[str]:
+        """Each `next` is one piece, or says why it is not possible now."""
+        for name in aside:
+            schema = sql.Identifier(name).as_string()
+            yield from self._alone(f"DROP SCHEMA {schema} CASCADE")
+        yield from self._finish_moves()
+        for table in sorted(self.tables()):
+            if table not in MOVED:
+                yield from self._alone(f"VACUUM (FULL) {table}", is_vacuum=True)
+                yield ""
+                continue
+            create = f"CREATE TABLE {table} (LIKE {table}{OLD} INCLUDING ALL)"
+            yield from self._alone(f"ALTER TABLE {table} RENAME TO {table}{OLD}", create)
+            self._moving.add(table)
+            yield from self._finish_moves()
+
+    def _finish_moves(self) -> Iterator[str]:
+        for table in sorted(self._moving):
+            for piece in moves(table, self.rows):
+                self.commit(piece)
+                yield ""
+            yield from self._alone(f"DROP TABLE {table}{OLD}")
+            self._moving.remove(table)
+            yield ""
+
+    def _alone(self, *statements: str, is_vacuum: bool = False) -> Iterator[str]:
+        """What needs a table that nobody else reads: each `next` has failed, because calls must not wait for that."""
+        while True:
+            self.db.execute(f"SET lock_timeout = '{PATIENCE}'")
+            try:
+                with nullcontext() if is_vacuum else self.db.transaction(), self.db.cursor() as cursor:
+                    self._check_epoch(cursor)
+                    for statement in statements:
+                        cursor.execute(statement)
+                return
+            except psycopg.errors.LockNotAvailable:
+                pass
+            finally:
+                self.db.execute(f"SET lock_timeout = '{SESSION['lock_timeout']}'")
+            yield "another connection reads the journal's tables, a backup for example"
+
+    def tables(self) -> set[str]:
+        found = self.db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (self.schema,))
+        return {table for (table,) in found}
 
     def close(self) -> None:
         self.db.close()
@@ -188,6 +240,7 @@ class PostgresStore:
                     cursor.execute(statement)
             _execute_all(cursor, [(PUT_META, header.rows())])
         self.header = header
+        self._moving = {table for table in MOVED if table + OLD in self.tables()}
 
     def _check_epoch(self, cursor: psycopg.Cursor[Any]) -> None:
         epoch = cursor.execute(f"{READ_EPOCH} FOR SHARE").fetchone()

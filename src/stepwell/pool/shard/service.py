@@ -186,7 +186,12 @@ class ShardService(ForgetCalls, ConsumerCalls):
 
     async def stats(self) -> PoolStats:
         async with self._transactions.transaction():
-            stats = replace(self.pool.stats(), short_of_disk=int(self._transactions.disk_shortage() is not None))
+            stats = replace(
+                self.pool.stats(),
+                short_of_disk=int(self._transactions.disk_shortage() is not None),
+                forgetting_waits=int(bool(self.forgetting.waits_for)),
+                overdue_by_clock=self.forgetting.overdue.count,
+            )
         return stats if self._archive is None else replace(stats, archiving=self._archive.stats())
 
     async def quarantined(self) -> list[Step]:

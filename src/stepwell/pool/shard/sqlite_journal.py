@@ -6,24 +6,25 @@
 """
 
 import fcntl
-import math
 import os
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from stepwell.common.atomic_files import sync_path
 from stepwell.common.private_files import create_private
-from stepwell.common.sqlite_file import count_wal_frames, open_wal, scrub_database, set_aside_damaged
+from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement
+from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement, Wait
 from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity, missing
+from stepwell.pool.shard.sqlite_scrub import OVERWRITES, SqliteScrub, free_bytes
+from stepwell.pool.shard.table_moves import mirrored, of_both
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -74,18 +75,27 @@ class SqliteStore:
             raise JournalRefused(missing(str(path), "mount its volume, or put a backup there"))
         self._lock = self._take_lock()
         try:
-            self.db = self._open()
+            self._use(self._open())
         except BaseException:
             self._lock.close()
             raise
 
+    def _use(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.scrubber = SqliteScrub(self.path, db, self._writing)
+
     def commit(self, statements: Iterable[Statement]) -> None:
+        with self._writing():
+            for sql, rows in mirrored(statements, self.scrubber.moving):
+                self.db.executemany(sql, rows)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
             self.db.execute("BEGIN IMMEDIATE")
             if int(self.db.execute(READ_EPOCH).fetchone()[0]) != self.header.epoch:
                 raise JournalFailed(f"journal {self.path} was opened by another process")
-            for sql, rows in statements:
-                self.db.executemany(sql, rows)
+            yield
             self.db.execute("COMMIT")
         except sqlite3.Error as failure:
             raise JournalFailed(f"journal {self.path} cannot be written: {failure}") from failure
@@ -95,7 +105,7 @@ class SqliteStore:
 
     def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
         try:
-            yield from self.db.execute(query)
+            yield from self.db.execute(of_both(query, self.scrubber.moving))
         except sqlite3.OperationalError as failure:
             raise JournalFailed(f"journal {self.path} cannot be read: {failure}") from failure
         except sqlite3.DatabaseError as failure:
@@ -142,11 +152,7 @@ class SqliteStore:
         return True
 
     def free_bytes(self) -> float:
-        try:
-            disk = os.statvfs(self.path.parent)
-        except OSError:
-            return math.inf
-        return disk.f_bavail * disk.f_frsize
+        return free_bytes(self.path)
 
     def rewrite(self, statements: Iterable[Statement]) -> str:
         fresh = self.path.with_name(self.path.name + ".new")
@@ -154,7 +160,7 @@ class SqliteStore:
             leftover.unlink()
         try:
             with closing(open_wal(fresh, sync=self._sync)) as db:
-                db.executescript(TABLES)
+                _create_tables(db)
                 db.execute(BY_TRAJECTORY)
                 db.execute("BEGIN")
                 for sql, rows in ((PUT_META, self.header.rows()), *statements):
@@ -163,14 +169,14 @@ class SqliteStore:
             self.db.close()
             aside = set_aside_damaged(self.path)
             fresh.rename(self.path)
-            self.db = self._open_file()
+            self._use(self._open_file())
         except (sqlite3.Error, OSError) as failure:
             raise JournalFailed(f"journal {self.path} cannot be written: {failure}") from failure
         return str(aside)
 
-    def scrub(self) -> list[str]:
+    async def scrub(self, wait: Wait) -> list[str]:
         try:
-            scrub_database(self.db)
+            await self.scrubber.run(wait)
             damaged = [file for file in self.path.parent.glob(f"{self.path.name}.*") if _is_left_aside(self.path, file)]
             for file in damaged:
                 file.unlink()
@@ -221,7 +227,7 @@ class SqliteStore:
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             db.text_factory = _as_text
             _read_header(db).reopened(self.name, self._wanted)  # refused before anything is changed
-            db.executescript(TABLES)
+            _create_tables(db)
             _upgrade(db)
             self._write_header(db)
             if self._sync:
@@ -295,6 +301,14 @@ def _is_left_aside(journal: Path, file: Path) -> bool:
 def _as_text(value: bytes) -> str:
     """A damaged text is another text, and no error of reading."""
     return value.decode(errors="replace")
+
+
+def _create_tables(db: sqlite3.Connection) -> None:
+    """What is deleted from now on is overwritten. A file of an older version may have pages that are not."""
+    db.execute("PRAGMA secure_delete = ON")
+    if db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+        db.execute(f"PRAGMA user_version = {OVERWRITES}")
+    db.executescript(TABLES)
 
 
 def _upgrade(db: sqlite3.Connection) -> None:

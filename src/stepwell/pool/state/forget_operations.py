@@ -1,18 +1,29 @@
 """Operations that remove all data of a subject, or all that is too old, from the pool's state. Doing them again is
 harmless."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from stepwell.pool.api.sessions import session_prompt_uid
 from stepwell.pool.state.lease_operations import LeaseOperations
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.tombstones import AGE, DIGEST_SIZE, EXPIRED, FORGOTTEN, OLDER_THAN, Tombstone, names_of
+from stepwell.pool.state.tombstones import (
+    AGE,
+    DIGEST_SIZE,
+    EXPIRED,
+    FORGOTTEN,
+    OLDER_THAN,
+    RUNNING_TIME,
+    Tombstone,
+    names_of,
+)
 from stepwell.steps.digest import lineage_name
 
 QUEUE, LEASE, HISTORY = "queue", "lease", "history"
 """Where a removed trajectory was."""
+PIECE_BYTES = 2**21
+"""Bytes of trajectories that are removed at once: other calls wait meanwhile."""
 
 
 class ForgetOperations(LeaseOperations):
@@ -24,22 +35,28 @@ class ForgetOperations(LeaseOperations):
             self._journal.save_tombstone(tombstone)
         return tombstone
 
-    def note_overdue(self, seconds: float | None, at: float) -> Tombstone:
-        """What is older than that now, or than its own retention, is to be removed. A run that is not done is extended;
-        of one that is done, nothing is kept."""
-        tombstone = self.tombstones.subjects.get(AGE)
+    def note_overdue(self, seconds: float | None, at: float, *, by_clock: bool) -> Tombstone:
+        """What is older than that now, or than its own retention, is to be removed: `by_clock` by the wall clock alone,
+        because a person says so. Of a run that is done, nothing is kept. One that is not done is extended; but one that
+        a person asked for only by another such."""
+        tombstone, running_time = self.tombstones.subjects.get(AGE), {} if by_clock else {RUNNING_TIME: True}
         if tombstone is None or tombstone.is_done:
-            tombstone = self.tombstones.subjects[AGE] = Tombstone(AGE, at, removed={OLDER_THAN: seconds})
-        else:
+            tombstone = Tombstone(AGE, at, removed={OLDER_THAN: seconds, **running_time})
+            self.tombstones.subjects[AGE] = tombstone
+        elif tombstone.removed.get(RUNNING_TIME, False) is not by_clock:
             given = [one for one in (seconds, tombstone.removed[OLDER_THAN]) if one is not None]
             tombstone.at, tombstone.removed[OLDER_THAN] = at, min(given, default=None)
+        elif by_clock:
+            del tombstone.removed[RUNNING_TIME]
+            tombstone.at, tombstone.removed[OLDER_THAN] = at, seconds
         self._journal.save_tombstone(tombstone)
         return tombstone
 
     def is_covered(self, tombstone: Tombstone, trajectory: Trajectory) -> bool:
         """Is it data of the subject, or too old?"""
         if tombstone.is_of_age:
-            return tombstone.is_due(trajectory.born, trajectory.metadata)
+            metadata, arrived = trajectory.metadata, trajectory.group.opened_at
+            return self.tombstones.is_due(tombstone, trajectory.born, metadata, arrived)
         return self.tombstones.is_of(tombstone.subject, trajectory.metadata)
 
     def save_tombstone(self, tombstone: Tombstone) -> None:
@@ -53,17 +70,22 @@ class ForgetOperations(LeaseOperations):
             self._journal.add_forgotten_names(fresh)
         return len(fresh)
 
-    def forget_held(self, tombstone: Tombstone) -> None:
+    def forget_held(self, tombstone: Tombstone) -> Iterator[None]:
         """Remove what the state has of the subject: trajectories in queues, under lease and in the history, quarantined
-        steps, sessions, closed names."""
-        cause = EXPIRED if tombstone.is_of_age else FORGOTTEN
-        for trajectory in [found for found in self.trajectories.values() if self.is_covered(tombstone, found)]:
-            where = LEASE if trajectory.group.lease is not None else QUEUE
-            self.note_removed(tombstone, trajectory, where)
-            self._forget_trajectory(trajectory, cause)
-        for trajectory in [found for found in self.history.values() if self.is_covered(tombstone, found)]:
-            self.note_removed(tombstone, trajectory, HISTORY)
-            self._remove_history(trajectory)
+        steps, sessions, closed names. Each `next` removes some; the state may change between two of them."""
+        nbytes = 0
+        for trajectory in [*self._covered(tombstone)]:
+            if nbytes > PIECE_BYTES:
+                self._journal.save_tombstone(tombstone)
+                yield
+                nbytes = 0
+            nbytes += trajectory.nbytes
+            if self.holds(trajectory):
+                self.note_removed(tombstone, trajectory, QUEUE if trajectory.group.lease is None else LEASE)
+                self._forget_trajectory(trajectory, EXPIRED if tombstone.is_of_age else FORGOTTEN)
+            elif self.history.get(trajectory.uid) is trajectory:
+                self.note_removed(tombstone, trajectory, HISTORY)
+                self._remove_history(trajectory)
         if tombstone.is_of_age:
             is_named = self.tombstones.named_by(tombstone)
             self.sessions.forget_trajectories(lambda uid: is_named(uid, ""))
@@ -71,6 +93,19 @@ class ForgetOperations(LeaseOperations):
             self._forget_sessions(tombstone)
         self._forget_names(tombstone)
         self._journal.save_tombstone(tombstone)
+        yield
+
+    def _covered(self, tombstone: Tombstone) -> Iterator[Trajectory]:
+        """All that the state has: held ones, and the history."""
+        for trajectory in (*self.trajectories.values(), *self.history.values()):
+            if self.is_covered(tombstone, trajectory):
+                yield trajectory
+
+    def kept_back(self, tombstone: Tombstone, late: float) -> Iterator[Trajectory]:
+        """All that the state has and that is too old by the wall clock alone, by more than so many seconds."""
+        for trajectory in (*self.trajectories.values(), *self.history.values()):
+            if tombstone.due_at(trajectory.born, trajectory.metadata) + late < tombstone.at:
+                yield trajectory
 
     def _forget_sessions(self, tombstone: Tombstone) -> None:
         sessions = self.sessions.forget(lambda user: bool(user) and self.tombstones.digest(user) == tombstone.subject)
@@ -153,7 +188,11 @@ class ForgetOperations(LeaseOperations):
             step
             for step in self.quarantine
             if not has_name(step.trajectory_uid, step.prompt_uid)
-            and not (tombstone.is_of_age and step.started_at > 0 and tombstone.is_due(step.started_at, step.metadata))
+            and not (
+                tombstone.is_of_age
+                and step.started_at > 0
+                and self.tombstones.is_due(tombstone, step.started_at, step.metadata)
+            )
         ]
         if len(sound) < len(self.quarantine):
             count_removed(tombstone, "quarantined", len(self.quarantine) - len(sound))
@@ -163,7 +202,7 @@ class ForgetOperations(LeaseOperations):
     def _is_gone(self, tombstone: Tombstone, uid: str) -> bool:
         """Has the trajectory left the pool so long ago that it is too old?"""
         last = self.change_log.last_snapshot(uid) if tombstone.is_of_age else None
-        return last is not None and uid not in self.history and tombstone.is_due(last.changed_at, {})
+        return last is not None and uid not in self.history and self.tombstones.is_due(tombstone, last.changed_at, {})
 
     def _content_digest(self, trajectory: Trajectory) -> str:
         """Of the token ids of its steps, in order, under the pool's key."""

@@ -34,6 +34,7 @@ class PoolState(ForgetOperations):
         """Set the clocks, and offer again what reward workers did not judge in time."""
         self.now = self.change_log.now = now
         self.pool_time = pool_time
+        self.tombstones.running.advance(now, pool_time)
         self.series.tick(now)
         self._rewards.release(pool_time)
 
@@ -115,6 +116,7 @@ class PoolState(ForgetOperations):
         self.version_rewards.recall(snapshot.get("version_rewards", {}))
         self.gateways = tuple(snapshot.get("gateways", ()))
         self.has_retention = snapshot.get("has_retention", False)
+        self.tombstones.running.load(snapshot.get("running_time", ()))
         self.layouts = tuple(Layout(*layout) for layout in snapshot.get("layouts", ())) or self.layouts
         self._counters = Counters(**snapshot["counters"])
         for name, unit in snapshot["units"].items():

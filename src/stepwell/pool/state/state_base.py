@@ -172,7 +172,8 @@ class StateBase:
         layouts = [(layout.revision, layout.shards) for layout in self.layouts]
         numbers = dump_numbers(self.serving, self._counters, self._channels)
         rewards = dict(self.version_rewards.counts)
-        kept = {"has_retention": True} if self.has_retention else {}
+        kept: dict[str, Any] = {"has_retention": True} if self.has_retention else {}
+        kept["running_time"] = self.tombstones.running.marks
         return {"gateways": self.gateways, "layouts": layouts, "version_rewards": rewards, **kept, **numbers}
 
     # -- how operations end --------------------------------------------------------------------------------------------

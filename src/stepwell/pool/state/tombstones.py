@@ -14,6 +14,7 @@ from typing import Any
 
 from stepwell.pool.api.retention import due_at
 from stepwell.pool.api.sessions import session_id_of, subjects_of
+from stepwell.pool.state.running_time import RunningTime
 from stepwell.steps.step import JsonObject
 
 FORGOTTEN = "forgotten"
@@ -25,6 +26,9 @@ AGE = "age"
 DIGEST_SIZE = 16
 OLDER_THAN = "older_than"
 """In `removed`, of what is too old: from how many seconds on; None if only the data's own retention counts."""
+RUNNING_TIME = "running_time"
+"""In `removed`: True if data is too old only after it has been here for as long while the pool ran. The wall clock may
+be wrong."""
 REMOVED = ("trajectories", "files", "late_rewards", "audit_entries", "quarantined")
 
 
@@ -44,9 +48,9 @@ class Tombstone:
         """Is it for what is too old, and not for a subject?"""
         return self.subject == AGE
 
-    def is_due(self, born: float, metadata: JsonObject) -> bool:
-        """Is data too old that was born then?"""
-        return due_at(born, metadata, self.removed.get(OLDER_THAN)) <= self.at
+    def due_at(self, born: float, metadata: JsonObject) -> float:
+        """When data that was born then is too old, by the wall clock."""
+        return due_at(born, metadata, self.removed.get(OLDER_THAN))
 
     @property
     def has_removed(self) -> bool:
@@ -61,6 +65,7 @@ class Tombstones:
         """By the digest of the subject."""
         self.names: set[str] = set()
         """Digests of the uids of their trajectories, and of the prompt_uids of their sessions."""
+        self.running = RunningTime()
 
     def __bool__(self) -> bool:
         return bool(self.subjects)
@@ -68,6 +73,13 @@ class Tombstones:
     @property
     def unfinished(self) -> list[Tombstone]:
         return [tombstone for tombstone in self.subjects.values() if not tombstone.is_done]
+
+    def is_due(self, tombstone: Tombstone, born: float, metadata: JsonObject, arrived: float | None = None) -> bool:
+        """Is data too old that was born then, and came to the pool then?"""
+        due = tombstone.due_at(born, metadata)
+        if due > tombstone.at or not tombstone.removed.get(RUNNING_TIME):
+            return due <= tombstone.at
+        return self.running.since(arrived or born) >= due - born
 
     def digest(self, text: str) -> str:
         return blake2b(text.encode(errors="surrogatepass"), key=self.key, digest_size=DIGEST_SIZE).hexdigest()

@@ -529,7 +529,7 @@ class StateMachine(RuleBasedStateMachine):
         for trajectory in [*state.trajectories.values(), *state.history.values()]:
             if trajectory.metadata.get("subject") == subject:
                 self.state.note_removed(tombstone, trajectory, "somewhere")
-        self.state.forget_held(tombstone)
+        assert {*self.state.forget_held(tombstone)} == {None}
         self.state.forget_audit(lambda uid, prompt, _: tombstones.has_name(uid, prompt))
         self.state.add_forgotten_names([tombstones.digest("a name")])
         self.state.save_tombstone(tombstone)
@@ -542,10 +542,11 @@ class StateMachine(RuleBasedStateMachine):
     def note_overdue(self, seconds: int | None) -> None:
         """What is too old is gone; what is not is left."""
         state, before = self.state, {**self.state.trajectories, **self.state.history}
-        tombstone = self.state.note_overdue(seconds, state.now)
+        tombstone = self.state.note_overdue(seconds, state.now, by_clock=True)
         overdue = {uid for uid, found in before.items() if self.state.is_covered(tombstone, found)}
+        assert {found.uid for found in self.state.kept_back(tombstone, 0.0)} <= overdue
         assert overdue == {uid for uid, t in before.items() if seconds is not None and t.born <= state.now - seconds}
-        self.state.forget_held(tombstone)
+        assert {*self.state.forget_held(tombstone)} == {None}
         assert {*state.trajectories, *state.history} == before.keys() - overdue
         tombstone.is_done = True
         self.state.save_tombstone(tombstone)
