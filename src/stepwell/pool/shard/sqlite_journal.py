@@ -6,12 +6,12 @@
 """
 
 import fcntl
-import os
+import heapq
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +24,7 @@ from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed,
 from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity, missing
 from stepwell.pool.shard.sqlite_scrub import OVERWRITES, SqliteScrub, free_bytes
-from stepwell.pool.shard.table_moves import mirrored, of_both
+from stepwell.pool.shard.table_moves import OLD, mirrored, of_both
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
@@ -113,21 +113,31 @@ class SqliteStore:
 
     def table(self, name: str, columns: str) -> Iterator[tuple[Any, ...] | None]:
         """Around damaged pages, the rest is read: a leaf of the table, or a large value, costs its own rows."""
+        tables = [name, name + OLD] if name in self.scrubber.moving else [name]
+        last: Any = None
+        for key, row in heapq.merge(*(self._around_damage(table, columns) for table in tables), key=itemgetter(0)):
+            if row is None or key != last:  # of two rows with the same key, the first is the newer one
+                yield row
+            if row is not None:
+                last = key
+
+    def _around_damage(self, table: str, columns: str) -> Iterator[tuple[Any, tuple[Any, ...] | None]]:
+        """Each row with its key. None stands for rows that cannot be read."""
         key = columns.partition(",")[0]
-        query = f"SELECT {columns} FROM {name} WHERE {key} >= ? ORDER BY {key}"
-        first: Any = "" if name in KEYED_BY_TEXT else 0
+        query = f"SELECT {columns} FROM {table} WHERE {key} >= ? ORDER BY {key}"
+        first: Any = "" if table in KEYED_BY_TEXT else 0
         while first is not None:
             try:
                 for row in self.db.execute(query, (first,)):
-                    if name not in KEYED_BY_TEXT:
+                    if table not in KEYED_BY_TEXT:
                         first = max(first, row[0] + 1)
-                    yield row
+                    yield row[0], row
                 return
             except sqlite3.OperationalError as failure:
                 raise JournalFailed(f"journal {self.path} cannot be read: {failure}") from failure
             except sqlite3.DatabaseError:
-                yield None
-            first = None if name in KEYED_BY_TEXT else self._first_readable(query, first)
+                yield first, None
+            first = None if table in KEYED_BY_TEXT else self._first_readable(query, first)
 
     def _first_readable(self, query: str, damaged: int) -> int | None:
         """The first key after a damaged one from which a row can be read, or a later one if damage follows closely."""

@@ -29,6 +29,8 @@ OVERWRITES = 1
 """`user_version` of a file in which SQLite has overwritten all that was ever deleted."""
 IN_USE = "another process reads the journal, a backup for example"
 NOT_MOVED = {"meta", "filler", "sqlite_sequence"}
+INDEXES = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
+"""Those that were created by a statement of their own."""
 
 
 class SqliteScrub:
@@ -73,7 +75,10 @@ class SqliteScrub:
         yield from self._finish_moves()
         for table in sorted(_tables(self._db) - NOT_MOVED):
             (create,) = self._db.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
-            begin = [(f"ALTER TABLE {table} RENAME TO {table}{OLD}", ()), (create, ())]
+            indexes = self._db.execute(INDEXES, (table,)).fetchall()
+            begin = [(f"DROP INDEX {name}", ()) for name, _ in indexes]
+            begin += [(f"ALTER TABLE {table} RENAME TO {table}{OLD}", ()), (create, ())]
+            begin += [(create_index, ()) for _, create_index in indexes]
             if table in MOVED:
                 self._write(begin)
                 self.moving.add(table)

@@ -31,8 +31,11 @@ class MarkedRows:
     def check(self) -> None:
         for table, key in TABLES.items():
             assert {n for (n,) in self._store.rows(f"SELECT {key} FROM {table} ORDER BY {key}")} == self.live
+            assert [row and row[0] for row in self._store.table(table, key)] == sorted(self.live)
         infos = dict(self._store.rows("SELECT number, info FROM steps ORDER BY number"))
         assert all(infos[n] == _marked(n, 300) for n in self.live)
+        leases = dict(self._store.rows("SELECT number, lease FROM steps ORDER BY number"))
+        assert [*self._store.table("steps", "number, lease")] == sorted(leases.items()), "the newer of two rows"
 
     def _add(self, count: int) -> None:
         new = range(self._last + 1, self._last + count + 1)

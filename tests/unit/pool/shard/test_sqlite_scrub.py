@@ -96,6 +96,19 @@ async def test_a_process_that_ends_while_rows_move_loses_none_and_the_next_goes_
         assert not [name for (name,) in store.db.execute("SELECT name FROM sqlite_master") if name.endswith(OLD)]
 
 
+async def test_the_index_of_steps_stays(tmp_path: Path) -> None:
+    with closing(open_journal(tmp_path / "pool.sqlite")) as store:
+        MarkedRows(store).change(20)
+        before = _indexes(store)
+        await store.scrub(never)
+        assert _indexes(store) == before != []
+
+
+def _indexes(store: SqliteStore) -> list[tuple[str, str]]:
+    found = store.db.execute("SELECT name, tbl_name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
+    return [(name, table) for name, table, _ in found]
+
+
 async def test_a_reader_of_the_file_delays_the_end_and_no_commit(tmp_path: Path) -> None:
     path = tmp_path / "pool.sqlite"
     with closing(open_journal(path)) as store, closing(sqlite3.connect(path)) as backup:
