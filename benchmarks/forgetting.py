@@ -1,7 +1,7 @@
 """How long a shard stands still while it forgets a subject (docs/privacy.md).
 
-A shard with a SQLite journal of 300 MB takes 50 steps a second. In each round its loop is watched, first without more
-to do, then while it forgets a person: the longest time for which no call was answered.
+A shard with a SQLite journal of 300 MB takes 50 steps a second. In each round its loop is watched while it forgets a
+person, and for as long without more to do: the longest time for which no call was answered.
 
     python -m benchmarks.forgetting
 """
@@ -89,9 +89,6 @@ async def measure(folder: Path, *, megabytes: int, rounds: int, seconds: float) 
     talking = asyncio.create_task(people.talk())
     alone, forgetting, took = [], [], []
     for number in range(rounds):
-        async with watched() as watch:
-            await asyncio.sleep(seconds)
-        alone.append(watch.longest)
         began = time.monotonic()
         async with watched() as watch:
             receipt = await shard.forget(f"u{number}")
@@ -99,6 +96,9 @@ async def measure(folder: Path, *, megabytes: int, rounds: int, seconds: float) 
         assert receipt.removed["trajectories"]
         forgetting.append(watch.longest)
         took.append(time.monotonic() - began)
+        async with watched() as watch:
+            await asyncio.sleep(max(seconds, took[-1]))  # as long: the longest of more pauses is longer
+        alone.append(watch.longest)
     talking.cancel()
     journal.store.close()
     return {

@@ -76,7 +76,9 @@ class PoolSettings(RaySection):
     session_idle: float | None = Field(default=None, gt=0)
     """Seconds without a call after which a session is completed by itself; without it, sessions stay open."""
     retention: Duration | None = None
-    """How long data is kept in the pool, its journals, its archive and spools: 30d, 12h; without it, for good."""
+    """How long data is kept in the pool, its journals, its archive and spools: 30d, 12h; without it, for good. Data
+    that is too old by the clock, while the pool has not run for so long, is kept until you confirm: stepwell forget
+    --overdue."""
     max_share_per_user: float | None = Field(default=None, gt=0, le=1)
     """Largest share of a batch that sessions of one user may be; what is more waits for a later batch."""
     batch_size: int | None = Field(default=None, ge=1)
