@@ -339,12 +339,9 @@ class JournalReader:
 def _is_intact(row: tuple[Any, ...]) -> bool:
     """Are its checksums right? Up to version 10, there was one, of the values without the keys."""
     *keys, info, reward, source, revision, lease, shipped, added, logprobs, mask, check, state_check = row
-    state = (reward, source, revision, lease, bool(shipped))
+    state, values = (reward, source, revision, lease, bool(shipped)), (info, added, logprobs, mask)
     try:
-        is_intact = check in (
-            checksum(info, added, logprobs, mask, keys=tuple(keys)),
-            checksum(info, added, logprobs, mask),
-        )
+        is_intact = checksum(*values, keys=tuple(keys)) == check or checksum(*values) == check
     except TypeError:  # a number in place of bytes
         return False
     return is_intact and state_check in (None, checksum(keys=(row[0], *state)))
