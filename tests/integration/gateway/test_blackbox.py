@@ -217,7 +217,7 @@ async def test_a_full_pool_sends_new_trajectories_away_for_a_while(engine: FakeE
 
 
 async def test_producers_can_read_how_much_they_may_start(engine: FakeEngine) -> None:
-    pool = LocalPool(batch_size=4, max_staleness=1)
+    pool = LocalPool(batch_size=4, max_staleness=1, group_deadline=900.0)
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
         await init(http)
         async with http.get("/pacing") as answer:
@@ -227,6 +227,7 @@ async def test_producers_can_read_how_much_they_may_start(engine: FakeEngine) ->
                 "in_flight": 1,
                 "queued": 0,
                 "refills": [],
+                "group_deadline": 900.0,
                 "missing": [],
             }
 
