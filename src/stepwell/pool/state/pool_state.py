@@ -134,7 +134,7 @@ class PoolState(ForgetOperations, RewardOperations):
         *,
         closed: Iterable[tuple[str, int, str]],
         ended: Iterable[tuple[str, Settlement]],
-        acknowledged: Iterable[str] = (),
+        acknowledged: Iterable[str],
         audit: Iterable[AuditEntry],
         decisions: Iterable[PolicyDecision] = (),
         damaged: bool,
