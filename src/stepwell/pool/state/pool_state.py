@@ -135,7 +135,7 @@ class PoolState(ForgetOperations):
         *,
         closed: Iterable[tuple[str, int, str]],
         ended: Iterable[tuple[str, Settlement]],
-        acknowledged: Iterable[str] = (),
+        acknowledged: Iterable[str],
         audit: Iterable[AuditEntry],
         decisions: Iterable[PolicyDecision] = (),
         damaged: bool,

@@ -186,7 +186,16 @@ class StateMachine(RuleBasedStateMachine):
         records = list(groups.values())
         closed, ended, audit = reader.closed(), reader.ended(), reader.audit()
         decisions = reader.decisions()
-        self.state.load(records, leases, closed=closed, ended=ended, audit=audit, decisions=decisions, damaged=False)
+        self.state.load(
+            records,
+            leases,
+            closed=closed,
+            ended=ended,
+            acknowledged=list(reader.acknowledged()),
+            audit=audit,
+            decisions=decisions,
+            damaged=False,
+        )
         found = list(reader.tombstones())
         subjects = [one for one in found if isinstance(one, Tombstone)]
         self.state.load_tombstones(subjects, [one for one in found if isinstance(one, str)])
