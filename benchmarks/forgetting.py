@@ -59,13 +59,16 @@ class People:
 
 class LoopWatch:
     def __init__(self) -> None:
-        self.longest = 0.0
+        self.longest = self.busy = 0.0
+        """Seconds without an answer; and those of them in which the loop computed, which others on the machine do not
+        make longer."""
 
     async def run(self) -> None:
         while True:
-            began = time.monotonic()
+            began, computed = time.monotonic(), time.thread_time()
             await asyncio.sleep(TICK)
             self.longest = max(self.longest, time.monotonic() - began - TICK)
+            self.busy = max(self.busy, time.thread_time() - computed)
 
 
 @asynccontextmanager
@@ -87,7 +90,7 @@ async def measure(folder: Path, *, megabytes: int, rounds: int, seconds: float) 
     while path.stat().st_size < megabytes * MB:
         await people.say(20)
     talking = asyncio.create_task(people.talk())
-    alone, forgetting, took = [], [], []
+    alone, forgetting, busy, took = [], [], [], []
     for number in range(rounds):
         began = time.monotonic()
         async with watched() as watch:
@@ -95,6 +98,7 @@ async def measure(folder: Path, *, megabytes: int, rounds: int, seconds: float) 
         assert receipt.is_done
         assert receipt.removed["trajectories"]
         forgetting.append(watch.longest)
+        busy.append(watch.busy)
         took.append(time.monotonic() - began)
         async with watched() as watch:
             await asyncio.sleep(max(seconds, took[-1]))  # as long: the longest of more pauses is longer
@@ -105,6 +109,7 @@ async def measure(folder: Path, *, megabytes: int, rounds: int, seconds: float) 
         "journal_mb": round(path.stat().st_size / MB),
         "alone_longest_ms": round(1000 * max(alone), 1),
         "forgetting_longest_ms": round(1000 * max(forgetting), 1),
+        "forgetting_busy_ms": round(1000 * max(busy), 1),
         "more_ms": round(1000 * (max(forgetting) - max(alone)), 1),
         "forget_s": round(max(took), 1),
     }
