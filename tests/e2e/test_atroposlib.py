@@ -55,8 +55,3 @@ def test_the_environment_pauses_while_the_trainer_is_away_and_goes_on_afterwards
     assert QUEUE_LIMIT <= max(consumed.away) < GROUPS
     assert len(set(consumed.away[-10:])) == 1  # a second in which nothing came
     assert len(consumed.by_name()) == GROUPS
-
-
-def test_no_group_is_served_twice(ours: Consumed) -> None:
-    """The environment goes round and sends its groups again, and its server serves them again."""
-    assert len(ours.groups) == GROUPS

@@ -107,8 +107,10 @@ def test_the_overview_says_that_steps_are_left_out_for_their_sampling(
     pool.recent.update({"truncated": 620, "": 380})
     with open_page(browser, url) as (page, faults):
         page.goto(url)
-        expect(page.locator("p.note")).to_contain_text("62% of the last 1,000 steps of channel train are left out")
-        expect(page.locator("p.note")).to_contain_text("--sampling train=on_policy")
+        alarm, note = page.locator("p.note").nth(0), page.locator("p.note").nth(1)
+        expect(alarm).to_have_text("canary: no decision after 1 min")
+        expect(note).to_contain_text("62% of the last 1,000 steps of channel train are left out")
+        expect(note).to_contain_text("--sampling train=on_policy")
         expect(page.locator("figure.chart .uplot")).to_have_count(8)
         assert faint_texts(page) == []
         assert (faults.strayed, faults.said) == ([], [])

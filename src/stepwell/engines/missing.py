@@ -51,7 +51,7 @@ def _denied(facts: EngineFacts) -> Iterator[str]:
         yield "token_ids"
     elif not facts.template:
         yield "template" if facts.renderer else "renderer"
-    if facts.logprobs_mode in (RAW, UNKNOWN_MODE):
+    if facts.logprobs_mode == RAW or (facts.token_ids and facts.logprobs_mode == UNKNOWN_MODE):
         yield "logprobs_mode"
     if facts.tools is False:
         yield "tools"
