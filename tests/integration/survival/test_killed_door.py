@@ -1,4 +1,5 @@
-"""D11: the Atropos server and the pool's shards are SIGKILLed; the environment sends its group again: it is in once."""
+"""D11: the Atropos server and the pool's shards are SIGKILLed; the environment sends its groups again under the same
+Idempotency-Key: they are in once."""
 
 import os
 import signal
@@ -23,7 +24,8 @@ def test_a_group_that_is_sent_again_after_a_kill_is_in_once(
     answers = []
     for log in ("first.log", "second.log"):
         with atropos_process(tmp_path / log, ray_address=ray_cluster.address, ray_namespace=namespace) as server:
-            answers.append(httpx.post(f"{server.url}/scored_data_list", json=groups, timeout=120).json())
+            url, sent = f"{server.url}/scored_data_list", {"Idempotency-Key": "these-four"}
+            answers.append(httpx.post(url, json=groups, headers=sent, timeout=120).json())
             server.kill()
         for shard in plan.shard_names():
             os.kill(pid_of(shard, namespace), signal.SIGKILL)
