@@ -64,7 +64,7 @@ class Vector:
     def __lt__(self, other): return self.x < other.x
     def __hash__(self): return hash(self.x)
 class Evens:
-    def __contains__(self, n): return n % 2 == 0
+    def __iter__(self): return iter((0, 2, 4))
 class Stack(list): pass
 def same(x): return x
 nothing = None
