@@ -56,6 +56,7 @@ class GroupOperations(StateBase):
         self._join(group, trajectory)
 
     def update_metadata(self, trajectory: Trajectory, metadata: JsonObject) -> None:
+        """Of a trajectory that is leased or trained only marks may change: they take no bytes that are counted."""
         self._grow(trajectory, json_bytes(metadata) - json_bytes(trajectory.metadata))
         trajectory.metadata = metadata
         self.has_retention |= RETENTION in metadata

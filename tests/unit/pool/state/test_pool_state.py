@@ -238,9 +238,12 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(pick=pick, on_leased=st.booleans())
     def update_metadata(self, pick: int, on_leased: bool) -> None:
+        """Of what is leased or trained, only marks change."""
         found = [*self.leased(), *self.state.history.values()] if on_leased else self.at_home()
         if found:
-            self.state.update_metadata(found[pick % len(found)], {"marks": [f"m{pick % 3}"]})
+            trajectory = found[pick % len(found)]
+            kept = trajectory.metadata if on_leased else {}
+            self.state.update_metadata(trajectory, {**kept, "marks": [f"m{pick % 3}"]})
 
     @rule(pick=pick)
     def touch_session(self, pick: int) -> None:
