@@ -392,7 +392,7 @@ def _step_row(trajectory: int, step: StoredStep, placement: Placement | None) ->
 
 def _sealed_state(step: StoredStep) -> tuple[float | None, str, int, str | None, bool, int]:
     """What may change of a step, and a checksum of it."""
-    reward = None if step.reward is None else float(step.reward)
+    reward = None if step.reward is None else float(step.reward) + 0.0  # SQLite has no -0.0
     state = (reward, step.reward_source, step.reward_revision, step.lease, step.shipped)
     return *state, checksum(keys=(step.number, *state))
 

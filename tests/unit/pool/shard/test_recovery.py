@@ -181,6 +181,18 @@ def test_two_damaged_pages_cost_their_own_rows(path: Path) -> None:
     assert pool.stats().channels["train"].dropped["corrupt"].steps == 300 - restored.steps
 
 
+def test_a_reward_of_minus_zero_is_no_damage(place: Place) -> None:
+    """SQLite reads it as 0.0."""
+    pool, journal, _ = open_pool(place)
+    pool.register(Registration("t", "p"))
+    pool.submit([make_step("t", "p", reward=-0.0)])
+    save(pool, journal)
+    kill(journal)
+    pool, _, restored = open_pool(place)
+    assert (restored.steps, restored.damaged) == (1, False)
+    assert [step.reward for step in pool.state.trajectories["t"].steps.values()] == [0.0]
+
+
 def test_a_lost_lease_has_expired_for_its_holder_and_its_data_returns(place: Place) -> None:
     pool, journal, _ = open_pool(place)
     pool.rollout("t", "p")
