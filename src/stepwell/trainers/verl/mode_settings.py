@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from stepwell.errors import BadRequest
-from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.settings import RowSettings, choose_old_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,10 @@ def read_mode_settings(section: Mapping[str, Any]) -> PoolModeSettings:
     if unknown := sorted(given.keys() - known):
         raise BadRequest(f"trainer.v1.stepwell has no {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
     engines = given.pop("engines", None) or ()
-    return PoolModeSettings(**given, engines=tuple(str(engine) for engine in engines))
+    settings = PoolModeSettings(**given, engines=tuple(str(engine) for engine in engines))
+    return choose_old_logprobs(
+        settings, ("current", "recorded"), "verl computes log-probabilities by the weights that it has now"
+    )
 
 
 def require_usable(config: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ class PoolFeed:
             taken = TakenBatch(rows, metrics, batch.leases, chosen)
             self._in_hand.append(taken)
             self._warn_of(too_long)
-            self._monitor.check(chosen)
+            self._monitor.check(chosen, self.version)
             if rows:
                 return taken
             self.count_as_trained()
@@ -145,6 +145,7 @@ class PoolFeed:
             "tokens": sum(int(row.mask.sum()) for row in rows),
             "staleness": float(self.version - versions.mean()) if len(versions) else 0.0,
             **asdict(chosen.left_out),
+            **asdict(chosen.filled_in(self.version)),
         }
 
     def _warn_of(self, too_long: int) -> None:
