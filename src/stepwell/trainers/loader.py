@@ -47,9 +47,9 @@ def pool_loader(
     (bool: tokens to learn that were recorded without one; their `logprobs` are NaN, and the loop puts its own there),
     `advantages` and `temperatures` (by which logits are divided) are R × L; `reward` is the mean return of the whole
     batch, including rows that are left out. A row's first token is never trained. A batch that is not trained within
-    `lease` seconds comes back, and is then skipped. By default only what was sampled at temperature 1 is trained, so that a loop need
-    not divide; `rows=RowSettings()` includes all. After `max_unlearnable` batches in a row from which nothing can be
-    learned, the loop ends with NothingLearned.
+    `lease` seconds comes back, and is then skipped. By default only what was sampled at temperature 1 is trained, so
+    that a loop need not divide; `rows=RowSettings()` includes all. After `max_unlearnable` batches in a row from which
+    nothing can be learned, the loop ends with NothingLearned.
     """
     require("torch", "train")
     from torch.utils.data import DataLoader, IterableDataset

@@ -26,7 +26,8 @@ from stepwell.trainers.slime import SlimeRollouts
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.trl import StepwellRolloutWorker, samples_of
 from stepwell.trainers.trl_samples import PolicyVersions
-from stepwell.trainers.verl.mode_settings import read_mode_settings
+from stepwell.trainers.verl.mode_settings import PoolModeSettings
+from stepwell.trainers.verl.pool_feed import PoolFeed
 from tests.unit.trainers.models import Recurrent, logprobs_by, one_turn
 from tests.unit.trainers.test_trainer import Guarding, SyncLog, weights
 from tests.unit.trainers.training_pool import TrainingPool
@@ -171,7 +172,7 @@ def test_a_trainer_that_cannot_do_a_value_refuses_it_with_a_sentence(value: OldL
         refusing += [
             lambda: next(iter(pool_loader(pool, 1, rows=rows))),
             lambda: StepwellRolloutWorker(pool, old_logprobs=value),
-            lambda: read_mode_settings({"weights": "folder", "old_logprobs": value}),
+            lambda: PoolFeed(pool, PoolModeSettings(weights="folder", old_logprobs=value)),
         ]
     for make in refusing:
         with pytest.raises(BadRequest, match=f"old_logprobs='{value}'.*Set it to"):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from stepwell.errors import BadRequest
-from stepwell.trainers.settings import RowSettings, choose_old_logprobs
+from stepwell.trainers.settings import RowSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,7 @@ def read_mode_settings(section: Mapping[str, Any]) -> PoolModeSettings:
     if unknown := sorted(given.keys() - known):
         raise BadRequest(f"trainer.v1.stepwell has no {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
     engines = given.pop("engines", None) or ()
-    settings = PoolModeSettings(**given, engines=tuple(str(engine) for engine in engines))
-    return choose_old_logprobs(
-        settings, ("current", "recorded"), "verl computes log-probabilities by the weights that it has now"
-    )
+    return PoolModeSettings(**given, engines=tuple(str(engine) for engine in engines))
 
 
 def require_usable(config: Mapping[str, Any]) -> None:
