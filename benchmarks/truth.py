@@ -8,6 +8,9 @@ Baselines, loss aggregations and units have rollouts of two prompts, in groups a
 the whole gradient of the reference trainer is compared with one that follows from the definitions (1 minus the relative
 error), and its direction with the exact one where they should be the same.
 
+Data that was recorded without log-probabilities is compared with the same data that has them: with old ones computed by
+the weights that sampled, the gradient is the same; with current ones it is so where these sampled.
+
 TRL and verl compute with their own code where their environments are installed (scripts/trainer_envs.py).
 
     python -m benchmarks.truth
@@ -21,7 +24,7 @@ import torch
 
 from benchmarks.report import report
 from benchmarks.truth_rig.episodes import FAR, SCENARIOS, Scenario, Task
-from benchmarks.truth_rig.gradients import Case, ours, with_loader, with_trl
+from benchmarks.truth_rig.gradients import Case, ours, recomputed, silent, with_loader, with_trl
 from benchmarks.truth_rig.other_trainers import OtherTrainers, gradients_of
 from benchmarks.truth_rig.sessions import CASES, BaselineCase, Sessions, agreement
 from stepwell.pool.client.batch import make_batch
@@ -35,6 +38,11 @@ IGNORED = "control_temperature_ignored"
 """How far off a trainer is that takes every sample for one of temperature 1. It shows that the measure can fail."""
 OTHER_CREDIT = "control_other_credit"
 """How close a trainer comes that has another setting for the credit of a tree's steps."""
+
+WITHOUT = ("plain", "forks", "in_flight", FAR)
+"""The scenarios whose data is also trained without recorded log-probabilities."""
+CURRENT = "control_current_for_old_weights"
+"""How close the current weights' log-probabilities come where others sampled a part of the data."""
 
 SOME = 5
 """A batch with every fifth rollout shows which mean is subtracted."""
@@ -106,6 +114,47 @@ def temperature_ignored(temperature: float) -> float:
     return cosine(with_trl(case, divided_by=1.0), task.exact_gradient())
 
 
+def without_logprobs(
+    names: Sequence[str] = WITHOUT,
+    temperatures: Sequence[float] = TEMPERATURES,
+    others: OtherTrainers = gradients_of,
+) -> dict[str, float]:
+    """By scenario, the cosine of the gradients with recorded and with recomputed log-probabilities, of all steps and of
+    every second one; and by trainer, that with current ones where the current weights sampled."""
+    scenarios = [scenario for scenario in SCENARIOS if scenario.name in names]
+    worst: dict[str, float] = {}
+    settings, at_hand = Settings(old_logprobs="recomputed"), []
+    for scenario, temperature in product(scenarios, temperatures):
+        task = Task(scenario, temperature)
+        case = case_of(task)
+        recorded = ours(case.batch, case.table, settings)
+        for label, every in (("", 1), ("_mixed", 2)):
+            name = f"recomputed_{scenario.name}{label}"
+            found = recomputed(silent(case.batch, every), *task.tables, settings)
+            worst[name] = min(cosine(found, recorded), worst.get(name, 1.0))
+        if not scenario.weight_change:
+            at_hand.append((replace(case, batch=silent(case.batch)), recorded))
+    cases = [case for case, _ in at_hand]
+    if not cases:
+        return worst
+    gradients = {
+        "loader": [with_loader(case) for case in cases],
+        "trl": others("trl", cases).gradients,
+        "verl": others("verl", cases).gradients,
+    }
+    for trainer, of_cases in gradients.items():
+        pairs = zip(of_cases, at_hand, strict=True)
+        worst[f"current_{trainer}"] = min(cosine(gradient, recorded) for gradient, (_, recorded) in pairs)
+    return worst
+
+
+def current_for_old_weights(temperature: float) -> float:
+    (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == FAR]
+    task, settings = Task(scenario, temperature), Settings(old_logprobs="current")
+    found = recomputed(silent(task.batch()), *task.tables, settings)
+    return cosine(found, ours(task.batch(), task.table, settings))
+
+
 def other_credit(temperature: float) -> float:
     """The best of ours with a credit that is not the scenario's."""
     tasks = [Task(scenario, temperature) for scenario in SCENARIOS if scenario.is_tree]
@@ -161,6 +210,8 @@ def measure() -> dict[str, float]:
     print_table(figures, computed_by)
     figures[MIXED] = mixed_temperatures()
     figures[f"capped_{FAR}"] = min(map(capped, TEMPERATURES))
+    figures |= without_logprobs()
+    figures[CURRENT] = max(map(current_for_old_weights, TEMPERATURES))
     figures[IGNORED] = min(map(temperature_ignored, TEMPERATURES))
     figures[OTHER_CREDIT] = max(map(other_credit, TEMPERATURES))
     cases = of_cases()
@@ -175,6 +226,7 @@ def main() -> None:
     torch.set_num_threads(1)
     figures = measure()
     promised = [name for name in figures if name.startswith(("ours_", "loader_")) and not name.endswith(FAR)]
+    promised += [name for name in figures if name.startswith(("recomputed_", "current_"))]
     report(figures, at_least=dict.fromkeys(promised, AT_LEAST))
 
 

@@ -4,7 +4,9 @@ TRL's AsyncGRPOTrainer and verl both take the clipped objective, summed over the
 number, with logits divided by the temperature of their configuration. Their own code is in other_trainers.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.credit import CreditKind
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.loader import pool_loader
+from stepwell.trainers.old_logprobs import OldPolicies
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trl import samples_of
@@ -51,6 +54,28 @@ def ours(batch: Batch, table: torch.Tensor, settings: Settings) -> torch.Tensor:
     return uphill(policy)
 
 
+def silent(batch: Batch, every: int = 1) -> Batch:
+    """The batch as one whose steps, or every second one, were recorded without log-probabilities."""
+    columns = batch.columns
+    is_silent = np.repeat(np.arange(len(columns)) % every == 0, columns.response_lengths_S)
+    return replace(batch, columns=replace(columns, logprobs=np.where(is_silent, np.float32(np.nan), columns.logprobs)))
+
+
+def recomputed(batch: Batch, old: torch.Tensor, new: torch.Tensor, settings: Settings) -> torch.Tensor:
+    """Ours for data of both weights, versions 0 and 1, after an update from one to the other."""
+    policy = TreePolicy(old)
+    policies = OldPolicies(policy, settings)
+    policies.set_current(0)
+    policies.fill(choose_rows(batch, (), settings))
+    policies.before_update()
+    with torch.no_grad():
+        policy.table.copy_(new)
+    policies.set_current(1)
+    rows = policies.fill(choose_rows(batch, (), settings))
+    Learner(policy, None, settings).learn(rows, 0)
+    return uphill(policy)
+
+
 class OneBatch(DataPool):
     """A pool that has this batch and no other."""
 
@@ -63,6 +88,9 @@ class OneBatch(DataPool):
     def ack(self, leased: HasLeases) -> None: ...
 
     def nack(self, leased: HasLeases) -> None: ...
+
+    def stats(self) -> Any:
+        return SimpleNamespace(policy_version=1)
 
 
 def with_loader(case: Case) -> torch.Tensor:
@@ -119,7 +147,9 @@ def with_verl(case: Case) -> torch.Tensor:
         tensors["input_ids"],
         tensors["attention_mask"],
         whole("response_mask").bool(),
-        whole("rollout_log_probs"),
+        whole("rollout_log_probs")
+        if "rollout_log_probs" in tensors
+        else torch.full_like(whole("responses"), torch.nan),
         whole("advantages"),
         case.temperature,
     )
@@ -139,7 +169,9 @@ def _add_loss(
     logprobs = (policy(ids, attention).logits[:, :-1] / temperature).log_softmax(-1)
     at = is_trained[:, 1:]
     chosen = logprobs[at].gather(1, ids[:, 1:][at][:, None])[:, 0]
-    ratios, wanted = (chosen - old_logprobs[:, 1:][at]).exp(), advantages[:, 1:][at]
+    old = old_logprobs[:, 1:][at]
+    old = old.where(~old.isnan(), chosen.detach())  # what is missing is that of the current weights
+    ratios, wanted = (chosen - old).exp(), advantages[:, 1:][at]
     (-torch.min(ratios * wanted, ratios.clamp(1 - CLIP, 1 + CLIP) * wanted).sum()).backward()
 
 

@@ -37,7 +37,8 @@ async def fill(pool: PoolClient) -> None:
             await pool.register_trajectory(Registration(uid, prompt, group_size=2))
             has_fork = n == 0 and number < STEPS * GROUPS - 1
             fork = [one_turn(uid, prompt, [7, 8, 9, number], [4])] if has_fork else []
-            await pool.submit_steps([one_turn(uid, prompt, [1, 2, number], [3, 4 + n]), *fork])
+            silent = {} if number % 2 else {"response_logprobs": None, "temperature": None}
+            await pool.submit_steps([one_turn(uid, prompt, [1, 2, number], [3, 4 + n], **silent), *fork])
             await pool.complete_trajectory(uid, prompt, float(n))
 
 

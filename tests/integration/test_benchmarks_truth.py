@@ -8,12 +8,15 @@ import torch
 
 from benchmarks.truth import (
     AT_LEAST,
+    WITHOUT,
     cosine,
+    current_for_old_weights,
     mixed_temperatures,
     of_cases,
     other_credit,
     other_setting,
     temperature_ignored,
+    without_logprobs,
     worst_cosines,
 )
 from benchmarks.truth_rig.episodes import FAR, SCENARIOS, Scenario, Task
@@ -59,6 +62,18 @@ def test_wrong_log_probabilities_or_rewards_are_noticed() -> None:
     one_lost = batch.columns.returns_S.copy()
     one_lost[:8] = 0.0
     assert cosine(ours(changed(batch, returns_S=one_lost), task.table, Settings()), exact) < AT_LEAST
+
+
+@pytest.mark.parametrize("scenario", WITHOUT)
+def test_recomputed_log_probabilities_give_the_gradient_of_recorded_ones(scenario: str) -> None:
+    """By the weights that sampled. TRL, verl and a loop with a loader have the current ones, where these sampled."""
+    figures = without_logprobs([scenario], [0.5], by_formula)
+    assert {f"recomputed_{scenario}", f"recomputed_{scenario}_mixed"} <= figures.keys()
+    assert min(figures.values()) >= AT_LEAST
+
+
+def test_current_log_probabilities_in_place_of_old_ones_are_noticed() -> None:
+    assert current_for_old_weights(0.5) < AT_LEAST
 
 
 def test_a_temperature_that_is_ignored_is_noticed() -> None:

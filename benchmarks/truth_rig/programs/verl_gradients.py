@@ -52,9 +52,11 @@ def gradient(case: Case, config: Any) -> torch.Tensor:
     )
     is_trained = rows["response_mask"].bool()
     in_vocabulary = rows["responses"].where(is_trained, 0)
+    logprobs = logprobs_from_logits(logits, in_vocabulary)
+    is_recorded = data.meta_info["rows_without_logprobs"] == 0
     loss, _ = get_policy_loss_fn("vanilla")(
-        old_log_prob=rows["rollout_log_probs"],
-        log_prob=logprobs_from_logits(logits, in_vocabulary),
+        old_log_prob=rows["rollout_log_probs"] if is_recorded else logprobs.detach(),
+        log_prob=logprobs,
         advantages=rows["advantages"],
         response_mask=is_trained,
         loss_agg_mode="token-mean",

@@ -33,7 +33,7 @@ from stepwell.pool.api.producing import TRAIN, Registration, SubmitVerdict
 from stepwell.steps.sampling import LeftOutLog
 from stepwell.wire.scored_groups import ScoredGroup, groups_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_of_streams
-from stepwell.wire.scored_groups_steps import columns_from_groups
+from stepwell.wire.scored_groups_steps import columns_from_groups, with_temperature
 
 log = logging.getLogger("stepwell.atropos")
 
@@ -193,7 +193,9 @@ class GroupIntake:
         named = []
         for group, name in zip(groups, names, strict=True):
             sender = registry.heard_from(group.env_id, now)
-            named.append(NamedGroup(group, name, channel, "" if sender is None else sender.name))
+            source = "" if sender is None else sender.name
+            temperature = None if sender is None else sender.wanted.temperature
+            named.append(NamedGroup(with_temperature(group, temperature), name, channel, source))
         verdicts = iter(await self._sender.submit(named))
         verdicts_of_groups = [{next(verdicts) for _ in range(len(group))} for group in groups]
         for found in verdicts_of_groups:

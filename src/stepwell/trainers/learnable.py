@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from stepwell.errors import NothingLearned
+from stepwell.steps.rows import NO_VERSION
 from stepwell.trainers.rows import TrainedRows
 
 log = logging.getLogger("stepwell.trainers")
@@ -33,7 +34,8 @@ REASONS = {
     ),
     "rollouts_without_logprobs": (
         "rollouts without log-probabilities",
-        "use an engine that returns them, or send them with the steps",
+        "use an engine that returns them, send them with the steps, or, where the trainer can, set old_logprobs to "
+        "recomputed or current",
     ),
     "rollouts_overlong": (
         "rollouts whose last step did not come to its end",
@@ -66,10 +68,12 @@ class LearningMonitor:
         """Since the last batch that taught something."""
         self._reported: set[str] = set()
 
-    def check(self, rows: TrainedRows) -> None:
-        """NothingLearned if this is one too many."""
+    def check(self, rows: TrainedRows, version: int = NO_VERSION) -> None:
+        """NothingLearned if this is one too many. `version` is that of the weights before the update, if it is
+        known."""
         if not rows.is_new_T.any():
             return
+        self._say_what_lacks(rows, version)
         counts = Counter({reason: count for reason, count in asdict(rows.left_out).items() if count})
         for reason in counts.keys() - self._reported:
             self._reported.add(reason)
@@ -86,6 +90,25 @@ class LearningMonitor:
             raise NothingLearned(
                 f"nothing could be learned from {self._in_a_row} {self._unit} in a row: {self._explanation()}"
             )
+
+    def _say_what_lacks(self, rows: TrainedRows, version: int) -> None:
+        """Says once how data that lacks log-probabilities or temperatures is trained all the same."""
+        filled, lacks = rows.filled_in(version), dict[str, str]()
+        if missing := filled.logprobs_recomputed + filled.logprobs_current:
+            lacks["logprobs"] = (
+                f"{missing} of {rows.tokens} trained tokens have no recorded log-probability: "
+                f"{filled.logprobs_recomputed} have that of the weights that sampled them, and "
+                f"{filled.logprobs_current} that of the current weights, which are {filled.logprobs_staleness:.1f} "
+                "versions newer on average (old_logprobs)"
+            )
+        if filled.temperatures_assumed:
+            lacks["temperatures"] = (
+                f"{filled.temperatures_assumed} steps do not tell their temperature and are taken for sampled at the "
+                "assumed one (assumed_temperature)"
+            )
+        if said := [text for kind, text in lacks.items() if kind not in self._reported]:
+            self._reported |= lacks.keys()
+            log.warning("not all is known of this data: %s. This is said once and counted", "; ".join(said))
 
     def _explanation(self) -> str:
         """The reasons, the most frequent first, and what to do about that one."""

@@ -3,6 +3,7 @@
 - A batch is acknowledged when the next one is requested, so a loop that dies loses nothing.
 - A loop that is left with `break` returns its last batch to the pool.
 - Rows and trained tokens are chosen as in the reference trainer (trainers/rows.py).
+- A token without a recorded log-probability is marked; the loop computes it.
 - A batch with nothing to learn is acknowledged and skipped; too many in a row end the loop with NothingLearned.
 """
 
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepwell.common.optional import require
+from stepwell.steps.rows import NO_VERSION
 from stepwell.steps.running_statistics import NO_PAST
 from stepwell.steps.step import FloatArray
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
-from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.settings import RowSettings, choose_old_logprobs
 
 if TYPE_CHECKING:
     import torch
@@ -41,19 +43,24 @@ def pool_loader(
 ) -> "DataLoader[dict[str, torch.Tensor]]":
     """`batches` batches (None: without end) of `count` groups each, as tensors of R rows padded to L tokens.
 
-    `input_ids`, `attention_mask`, `trained` (bool: the tokens to learn), `logprobs` (as sampled), `advantages` and
-    `temperatures` (by which logits are divided) are R × L; `reward` is the mean return of the whole batch, including
-    rows that are left out. A row's first token is never trained. A batch that is not trained within `lease` seconds
-    comes back, and is then skipped. By default only what was sampled at temperature 1 is trained, so that a loop need
-    not divide; `rows=RowSettings()` includes all. After `max_unlearnable` batches in a row from which nothing can be
-    learned, the loop ends with NothingLearned.
+    `input_ids`, `attention_mask`, `trained` (bool: the tokens to learn), `logprobs` (as sampled), `missing_logprobs`
+    (bool: tokens to learn that were recorded without one; their `logprobs` are NaN, and the loop puts its own there),
+    `advantages` and `temperatures` (by which logits are divided) are R × L; `reward` is the mean return of the whole
+    batch, including rows that are left out. A row's first token is never trained. A batch that is not trained within
+    `lease` seconds comes back, and is then skipped. By default only what was sampled at temperature 1 is trained, so
+    that a loop need not divide; `rows=RowSettings()` includes all. After `max_unlearnable` batches in a row from which
+    nothing can be learned, the loop ends with NothingLearned.
     """
     require("torch", "train")
     from torch.utils.data import DataLoader, IterableDataset
 
     class Batches(IterableDataset[dict[str, "torch.Tensor"]]):
         def __iter__(self) -> "Iterator[dict[str, torch.Tensor]]":
-            settings = rows or AT_TEMPERATURE_1
+            settings = choose_old_logprobs(
+                rows or AT_TEMPERATURE_1,
+                ("current", "recorded"),
+                "a loader has no model; your loop puts its log-probabilities where `missing_logprobs` is True",
+            )
             trained, given, monitor, past = TrainedLedger(), 0, LearningMonitor(max_unlearnable), NO_PAST
             while batches is None or given < batches:
                 batch = pool.fetch_batch(count, timeout=timeout, lease=lease, channel=channel, unit=settings.unit)
@@ -69,7 +76,7 @@ def pool_loader(
                 past = chosen.statistics
                 trained.add(batch.leases, chosen.uids)
                 trained.acknowledge(pool)
-                monitor.check(chosen)
+                monitor.check(chosen, pool.stats().policy_version if chosen.missing.any() else NO_VERSION)
 
     return DataLoader(Batches(), batch_size=None)
 
@@ -89,6 +96,7 @@ def _as_tensors(rows: TrainedRows) -> "dict[str, torch.Tensor]":
         "attention_mask": whole.attention_R_L,
         "trained": whole.trained_R_L,
         "logprobs": placed(whole.recorded_N),
+        "missing_logprobs": np.isnan(placed(whole.recorded_N)),
         "advantages": placed(whole.advantages_N),
         "temperatures": placed(whole.temperatures_N, 1.0),
         "reward": np.array(rows.reward, np.float32),

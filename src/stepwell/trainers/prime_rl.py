@@ -30,7 +30,7 @@ from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
-from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.settings import RowSettings, choose_old_logprobs
 
 log = logging.getLogger("stepwell.trainers")
 
@@ -78,7 +78,9 @@ class PrimeRlWriter:
         self._channel = channel
         self._timeout = timeout
         self._lease = lease
-        self._rows = rows or RowSettings()
+        self._rows = choose_old_logprobs(
+            rows or RowSettings(), ("recorded",), "prime-rl's files cannot leave out a log-probability"
+        )
         self._monitor = LearningMonitor(max_unlearnable)
         self._statistics = NO_PAST
         self.step = 0

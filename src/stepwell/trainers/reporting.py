@@ -55,6 +55,11 @@ class UpdateMetrics(Learned):
     steps_unknown_temperature: int = 0
     steps_unusable_advantages: int = 0
     """What was left out, by reason: see LeftOut."""
+    logprobs_recomputed: int = 0
+    logprobs_current: int = 0
+    logprobs_staleness: float = 0.0
+    temperatures_assumed: int = 0
+    """What the data lacked and was filled in: see FilledIn."""
     rows: int
     tokens: int
     """Trained tokens."""
@@ -100,7 +105,7 @@ def measure(
     """`before` is the version of the weights before the update, `version` the one after it."""
     seconds = {f"{part}_seconds": stopwatch.seconds[part] for part in ("fetch", "train", "save", "sync")}
     return UpdateMetrics(
-        **(asdict(learned) | asdict(rows.left_out) | seconds),
+        **(asdict(learned) | asdict(rows.left_out) | asdict(rows.filled_in(before)) | seconds),
         update=update,
         version=version,
         reward=rows.reward,
@@ -110,7 +115,7 @@ def measure(
         rollouts_trained=len(np.unique(rows.merged.trajectory_of_R[rows.chosen_R])),
         rows=len(rows.chosen_R),
         tokens=rows.tokens,
-        staleness=_staleness(rows, before),
+        staleness=float(rows.versions_behind(before).mean()) if rows.tokens else 0.0,
         logprob_gap=float("nan") if gap is None else gap,
     )
 
@@ -123,9 +128,11 @@ class ToConsole:
 
     def __call__(self, metrics: UpdateMetrics) -> None:
         seconds = metrics.fetch_seconds + metrics.train_seconds + metrics.save_seconds + metrics.sync_seconds
+        computed = metrics.logprobs_recomputed + metrics.logprobs_current
+        without = f"  without logprobs {computed:6d}" if computed else ""
         self._stream.write(
             f"update {metrics.update:4d}  reward {metrics.reward:6.3f}  loss {metrics.loss:+.4f}  "
-            f"clipped {metrics.clipped:4.0%}  stale {metrics.staleness:4.1f}  tokens {metrics.tokens:6d}  "
+            f"clipped {metrics.clipped:4.0%}  stale {metrics.staleness:4.1f}  tokens {metrics.tokens:6d}{without}  "
             f"{seconds:.2f} s (waited {metrics.fetch_seconds:.2f})\n"
         )
         self._stream.flush()
@@ -191,9 +198,3 @@ def guarded(report: Report) -> Report:
 
 def as_numbers(metrics: UpdateMetrics) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in asdict(metrics).items()}
-
-
-def _staleness(rows: TrainedRows, version: int) -> float:
-    """If another process syncs the engines, `version` is too old; then the newest token tells the current version."""
-    versions = rows.merged.versions[rows.trained]
-    return float(max(version, versions.max()) - versions.mean()) if len(versions) else 0.0

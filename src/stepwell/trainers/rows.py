@@ -2,8 +2,9 @@
 
 - A group is left out if it was trained before, or if no advantage in it differs from 0.
 - A group of one has the fallback baseline.
-- A rollout is left out if it is unscored, or if log-probabilities are missing, or, if the settings say so, if its last
-  step did not come to its end.
+- A rollout is left out if it is unscored, or, if the settings say so, if log-probabilities are missing or its last step
+  did not come to its end.
+- A missing log-probability is NaN until a trainer fills it in (trainers/old_logprobs.py): one that does not, fails.
 - A step is left out if its temperature is not known, or not the one that is trained, or if its own advantages cannot
   be used.
 - What is left out, here or by the pool, is counted. It does not change the advantages of the rest.
@@ -46,7 +47,7 @@ class Pass:
     attention_R_L: IndexArray
     trained_R_L: BoolArray
     recorded_N: FloatArray
-    """The tokens' log-probabilities when they were sampled."""
+    """The tokens' log-probabilities when they were sampled; NaN for those that are missing."""
     advantages_N: FloatArray
     temperatures_N: FloatArray
     weights_N: FloatArray
@@ -74,9 +75,24 @@ class LeftOut:
     """Steps with advantages of their own that are not one number for each token."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilledIn:
+    """What trained tokens lack and how much of it was filled in."""
+
+    logprobs_recomputed: int
+    """Trained tokens without a recorded log-probability that have that of the weights that sampled them."""
+    logprobs_current: int
+    """Those that have the log-probability of the weights before the update."""
+    logprobs_staleness: float
+    """The mean number of versions by which these weights are newer than those that sampled the tokens."""
+    temperatures_assumed: int
+    """New steps that do not tell their temperature and are taken for sampled at the assumed one."""
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TrainedRows:
     merged: MergedRows
+    """Its log-probabilities are NaN where one is missing and not filled in."""
     advantages: FloatArray
     """One for each token of all rows."""
     temperatures: FloatArray
@@ -84,6 +100,11 @@ class TrainedRows:
     """The trained rows, the shortest first."""
     trained: BoolArray
     """Which tokens of all rows are trained."""
+    missing: BoolArray
+    """Which of these were recorded without a log-probability."""
+    recomputed: BoolArray
+    """Which of these have one by the weights that sampled them."""
+    temperatures_assumed: int
     uids_T: list[str]
     """The names of the rollouts; of the steps, if these are the unit."""
     is_new_T: BoolArray
@@ -106,6 +127,22 @@ class TrainedRows:
     @property
     def groups_trained(self) -> int:
         return len(np.unique(self.merged.group_of_R[self.chosen_R]))
+
+    def filled_in(self, version: int) -> FilledIn:
+        """`version` is that of the weights before the update."""
+        stale = self.versions_behind(version)[(self.missing & ~self.recomputed)[self.trained]]
+        return FilledIn(
+            logprobs_recomputed=int(self.recomputed.sum()),
+            logprobs_current=len(stale),
+            logprobs_staleness=float(stale.mean()) if len(stale) else 0.0,
+            temperatures_assumed=self.temperatures_assumed,
+        )
+
+    def versions_behind(self, version: int) -> IndexArray:
+        """Of each trained token, by how many versions it is older than the weights. If another process syncs the
+        engines, `version` is too old; then the newest token tells the current version."""
+        versions = self.merged.versions[self.trained]
+        return max(version, int(versions.max(initial=version))) - versions
 
     def minibatches(self, count: int) -> "list[TrainedRows]":
         """The trained rollouts, dealt in turn, each with all of its rows. There are fewer minibatches if there are
@@ -176,7 +213,11 @@ def choose_rows(
 
     compared = compare(batch, settings, past, group_of_T[known_T])
     advantages, is_unusable_S = _response_advantages(batch, settings, compared), unusable_advantages(columns)
-    lacks_logprobs_T, is_overlong_T = _lacks_logprobs(batch), _overlong(batch, is_filtered=settings.filter_overlong)
+    is_overlong_T = _overlong(batch, is_filtered=settings.filter_overlong)
+    is_missing_token = is_missing(columns.logprobs)
+    lacks_logprobs_T = np.zeros_like(is_new_T)
+    if settings.old_logprobs == "recorded":
+        lacks_logprobs_T = _lacking(batch, is_missing_token)
     temperatures_S, is_unknown_S, is_other_S = step_temperatures(columns, settings)
     wanted_T = is_new_T & ~lacks_logprobs_T & ~is_overlong_T
     wanted_S = wanted_T[trajectory_of_S] & ~is_unknown_S & ~is_other_S & ~is_unusable_S
@@ -188,6 +229,10 @@ def choose_rows(
     trained[merged.places] = wanted & in_parts_of(wanted & differs, group_of)
     lengths_R = np.diff(merged.offsets_R)
     trained[merged.offsets_R[:-1][lengths_R > 0]] = False  # a row's first token follows nothing
+    missing = np.zeros(len(merged.tokens), np.bool_)
+    missing[merged.places] = is_missing_token
+    missing &= trained
+    is_assumed_S = np.isnan(columns.temperatures_S) & wanted_S
 
     has_some_R = np.bincount(parts_of(lengths_R), trained, len(lengths_R)) > 0
     shortest_first = np.argsort(lengths_R, kind="stable")
@@ -200,11 +245,14 @@ def choose_rows(
     )
     is_new_S = is_new_T[trajectory_of_S]
     return TrainedRows(
-        merged=merged,
+        merged=replace(merged, logprobs=np.where(missing, np.float32(np.nan), merged.logprobs)),
         advantages=place_responses(merged, advantages),
         temperatures=place_responses(merged, np.repeat(temperatures_S, responses_S), filler=1.0),
         chosen_R=shortest_first[has_some_R[shortest_first]],
         trained=trained,
+        missing=missing,
+        recomputed=np.zeros_like(missing),
+        temperatures_assumed=int(is_assumed_S.sum()),
         uids_T=uids_T,
         is_new_T=is_new_T,
         left_out=LeftOut(
@@ -313,10 +361,10 @@ def is_missing(logprobs: FloatArray) -> BoolArray:
     return missing
 
 
-def _lacks_logprobs(batch: TrainingBatch) -> BoolArray:
+def _lacking(batch: TrainingBatch, is_missing_token: BoolArray) -> BoolArray:
     """Which rollouts have a token to train without a recorded log-probability."""
     columns = batch.columns
-    missing_S = sums(is_missing(columns.logprobs) & columns.mask, columns.response_lengths_S)
+    missing_S = sums(is_missing_token & columns.mask, columns.response_lengths_S)
     lacking_T: BoolArray = np.bincount(batch.trajectory_of_S, missing_S, len(batch.group_of_T)) > 0
     return lacking_T
 

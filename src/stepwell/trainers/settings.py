@@ -1,7 +1,8 @@
 """The settings of a training run, and the learning rate of a model for which none is set."""
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from stepwell.errors import BadRequest
 from stepwell.steps.advantages import AdvantageKind
@@ -12,6 +13,7 @@ from stepwell.trainers.algorithms import ALGORITHMS, AlgorithmDefaults, Algorith
 
 TrainingUnit: TypeAlias = Literal["groups", "trajectories", "steps"]
 ImportanceSampling: TypeAlias = Literal["truncated", "masked"]
+OldLogprobs: TypeAlias = Literal["recorded", "recomputed", "current"]
 BY_ALGORITHM: Any = object()
 """The default of a setting whose value is that of the algorithm."""
 DEFAULT_RATES = ((1e6, 5e-4), (1e7, 5e-5), (1e8, 1e-5), (1e9, 3e-6))
@@ -49,13 +51,22 @@ class RowSettings:
     below it. `split`: it has the part of it that is the share of the trajectory's leaves below it."""
     temperature: float | None = None
     """If set, steps that were sampled at another temperature are left out; else every token is trained at its own."""
-    assumed_temperature: float | None = None
-    """The temperature of steps that do not tell theirs. If it is not set, they are left out."""
+    assumed_temperature: float | None = 1.0
+    """The temperature of steps that do not tell theirs. None: they are left out."""
+    old_logprobs: OldLogprobs | None = None
+    """The old log-probabilities of tokens that were recorded without them. `recorded`: there are none, and rollouts
+    with such tokens are left out. `recomputed`: those of the weights that sampled the token if the trainer still has
+    them, else as `current`. `current`: those of the weights that are trained, before the batch changes them, so the
+    ratio is 1 at first. None: the first of `recomputed`, `current` and `recorded` that the trainer can do."""
     filter_overlong: bool = False
     """Are rollouts left out whose last step did not come to its end? It reached its largest length, or its agent did
     not read on. They count in the baseline."""
 
     def __post_init__(self) -> None:
+        if self.old_logprobs not in (None, *get_args(OldLogprobs)):
+            raise BadRequest(
+                f"old_logprobs is one of {', '.join(get_args(OldLogprobs))}, or None, not {self.old_logprobs!r}"
+            )
         if self.unit == "steps" and self.advantage == "rollout":
             raise BadRequest(
                 "with unit='steps', advantage is step or reward_to_go: a step is trained before the return is known"
@@ -146,3 +157,16 @@ class Settings(RowSettings):
             raise BadRequest(f"importance_sampling is one of {kinds}, not {self.importance_sampling!r}")
         if self.importance_sampling == "masked" and self.importance_cap is None:
             raise BadRequest("importance_sampling='masked' needs an importance_cap: a larger ratio is not trained")
+
+
+S = TypeVar("S", bound=RowSettings)
+
+
+def choose_old_logprobs(settings: S, able: Sequence[OldLogprobs], reason: str) -> S:
+    """The settings with a value of `old_logprobs` that the trainer is able to do, the first if none is set. `reason`
+    says why it cannot do the others."""
+    if settings.old_logprobs is None:
+        return replace(settings, old_logprobs=able[0])
+    if settings.old_logprobs not in able:
+        raise BadRequest(f"old_logprobs={settings.old_logprobs!r}: {reason}. Set it to {' or '.join(able)}")
+    return settings

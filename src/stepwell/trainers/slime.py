@@ -28,7 +28,7 @@ from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.row_samples import RowSample, row_samples
 from stepwell.trainers.rows import TrainedRows, came_to_no_end, choose_rows
-from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.settings import RowSettings, choose_old_logprobs
 
 ESTIMATORS = ("grpo", "gspo", "cispo")
 """The advantage estimators of slime whose advantage is the reward."""
@@ -67,7 +67,9 @@ class SlimeRollouts:
         self._channel = channel
         self._timeout = timeout
         self._lease = lease
-        self._rows = rows or RowSettings()
+        self._rows = choose_old_logprobs(
+            rows or RowSettings(), ("recorded",), "slime's samples cannot leave out a log-probability"
+        )
         self._sample_type = sample_type
         self._pool: TrainingPool | None = None
         self._ledger = TrainedLedger()

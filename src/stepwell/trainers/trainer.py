@@ -27,10 +27,11 @@ from stepwell.trainers.checkpoint import (
 from stepwell.trainers.joined_batch import JoinedBatch
 from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.learner import Learner
+from stepwell.trainers.old_logprobs import OldPolicies
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.reporting import Report, Stopwatch, UpdateMetrics, guarded, measure
 from stepwell.trainers.rows import TrainedRows, choose_rows
-from stepwell.trainers.settings import Settings
+from stepwell.trainers.settings import Settings, choose_old_logprobs
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +84,7 @@ class AsyncTrainer:
         reference: "torch.nn.Module | None" = None,
         reports: Sequence[Report] = (),
     ) -> None:
-        self.settings = settings or Settings()
+        self.settings = choose_old_logprobs(settings or Settings(), ("recomputed", "current", "recorded"), "")
         self.model = model
         self.update = 0
         """Trained batches, including those before a resume."""
@@ -94,6 +95,7 @@ class AsyncTrainer:
         self._checkpoints = checkpoints
         self._reports = [guarded(report) for report in reports]
         self._learner = Learner(model, reference, self.settings)
+        self._old_policies = OldPolicies(model, self.settings)
         self._monitor = LearningMonitor(self.settings.max_unlearnable)
         self._ledger = TrainedLedger()
         self._statistics = NO_PAST
@@ -128,6 +130,9 @@ class AsyncTrainer:
         with stopwatch.timing("fetch"):
             batch, rows, refills = self._fetch()
         with stopwatch.timing("train"), self._nack_on_failure(batch):
+            rows = self._old_policies.fill(rows)
+            if rows.tokens:
+                self._old_policies.before_update()
             learned = self._learner.learn(rows, self.update)
         self._record_update(batch, rows)
         with stopwatch.timing("save"):
@@ -148,7 +153,7 @@ class AsyncTrainer:
         )
         for report in self._reports:
             report(metrics)
-        self._monitor.check(rows)
+        self._monitor.check(rows, before)
         return metrics
 
     def _record_update(self, batch: TrainingBatch, rows: TrainedRows) -> None:
@@ -164,6 +169,8 @@ class AsyncTrainer:
         assert self._sync is not None
         synced = self._sync.sync(self.model, self.version)
         self._engines_are_behind = False
+        is_served = synced.restore is None and synced.version == self.version
+        self._old_policies.set_current(self.version if is_served else None)
         self.version = max(self.version, synced.version)
         if synced.restore is not None:
             self._start_again_from(synced.restore)

@@ -45,7 +45,7 @@ from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.row_samples import row_samples
 from stepwell.trainers.rows import TrainedRows, choose_rows
-from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.settings import OldLogprobs, RowSettings, choose_old_logprobs
 from stepwell.trainers.trl_progress import DeliveredGroup, TrlProgress
 from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber
 from stepwell.trainers.weight_stream import Weights
@@ -94,9 +94,10 @@ class StepwellRolloutWorker:
     buffer: about one update's worth, because waiting samples become stale. Groups are fetched by about half as many
     samples at a time, as far as they are ready. A group whose lease ends because the pool
     had no sign of this process for `lease` seconds is skipped when it comes again. `temperature` is
-    that of TRL's configuration; steps of another one are left out, and so are steps that do not tell theirs, unless
-    `assumed_temperature` is set. `advantage`, `credit` and the baselines are as in Settings; the worker takes one group
-    at a time, so the baseline `batch` compares within it. After `max_unlearnable` groups in a row
+    that of TRL's configuration; steps of another one are left out. Steps that do not tell theirs are taken for sampled
+    at `assumed_temperature`, or left out if that is None. `old_logprobs` is `current`, or `recorded`, by which rollouts
+    that lack log-probabilities are left out. `advantage`, `credit` and the baselines are as in Settings; the worker
+    takes one group at a time, so the baseline `batch` compares within it. After `max_unlearnable` groups in a row
     from which nothing can be learned, the training ends with NothingLearned.
     """
 
@@ -108,7 +109,8 @@ class StepwellRolloutWorker:
         samples_ahead: int = 128,
         lease: float = 600.0,
         temperature: float = 1.0,
-        assumed_temperature: float | None = None,
+        assumed_temperature: float | None = 1.0,
+        old_logprobs: OldLogprobs | None = None,
         advantage: AdvantageKind = "rollout",
         credit: CreditKind = "root",
         baseline: BaselineKind = "group",
@@ -121,7 +123,7 @@ class StepwellRolloutWorker:
         self._pool = pool
         self._channel = channel
         self._lease = lease
-        self._rows = RowSettings(
+        rows = RowSettings(
             advantage=advantage,
             credit=credit,
             baseline=baseline,
@@ -129,6 +131,10 @@ class StepwellRolloutWorker:
             divide_by_std=divide_by_std,
             temperature=temperature,
             assumed_temperature=assumed_temperature,
+            old_logprobs=old_logprobs,
+        )
+        self._rows = choose_old_logprobs(
+            rows, ("current", "recorded"), "TRL's loss knows no other weights than those that it trains"
         )
         self._monitor = LearningMonitor(max_unlearnable, "groups")
         self.progress = TrlProgress()
@@ -213,7 +219,7 @@ class StepwellRolloutWorker:
         self._group_samples = len(samples) or self._group_samples
         self._note(batch, rows)
         self._put(samples)
-        self._monitor.check(rows)
+        self._monitor.check(rows, self._versions.pool)
 
     def _fetch(self) -> None:
         several = self.rollout_buffer.maxsize // (2 * self._group_samples)
@@ -247,7 +253,15 @@ class StepwellRolloutWorker:
         rates: dict[str, Rate] = {
             "unlearnable_groups": (float(rows.tokens == 0), 1.0),
             "steps_left_out": (float(left_out), float(len(batch.columns))),
+            "rollouts_without_logprobs": (float(counts.rollouts_without_logprobs), 1.0),
         }
+        filled = rows.filled_in(self._versions.pool)
+        if rows.tokens:
+            rates["logprobs_current"] = (float(filled.logprobs_current), float(rows.tokens))
+        if filled.logprobs_current:
+            rates["logprobs_staleness"] = (filled.logprobs_staleness, 1.0)
+        if filled.temperatures_assumed:
+            rates["temperatures_assumed"] = (float(filled.temperatures_assumed), float(len(batch.columns)))
         if len(returns):
             rates["reward"] = (float(returns.sum()), float(len(returns)))
         self.metrics_queue.put(rates)

@@ -17,6 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from stepwell.errors import BadRequest
 from stepwell.trainers.trl import StepwellRolloutWorker
+from stepwell.trainers.trl_old_logprobs import install
 from stepwell.trainers.trl_progress import TrlProgress
 from stepwell.trainers.trl_samples import SampleNumber
 
@@ -38,6 +39,7 @@ class StepwellCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Comes before TRL starts the worker."""
+        install()
         if not state.is_world_process_zero:
             return
         collator: Any = getattr(others.get("train_dataloader"), "collate_fn", None)

@@ -35,6 +35,8 @@ class EnvRegistration(AtroposBody):
     group_size: Annotated[Whole, Field(ge=1)]
     min_batch_allocation: Annotated[float, Field(ge=0, le=1)] | None = None
     """The share of each batch that must come from this environment, as far as it has groups."""
+    temperature: FiniteFloat | None = None
+    """The temperature of its sequences, where neither they nor their group tell one."""
 
 
 class EnvRegistered(AtroposBody):

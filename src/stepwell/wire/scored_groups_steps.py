@@ -143,6 +143,18 @@ def _prompt_length(trained: BoolArray) -> int:
     return max(1, first if trained[first] else len(trained) - 1)
 
 
+def with_temperature(group: ScoredGroup, temperature: float | None) -> ScoredGroup:
+    """The group with this temperature for sequences of which neither they nor the group tell one."""
+    params = group.extras.get("generation_params")
+    if temperature is None or read_temperature(None, params if isinstance(params, dict) else {}) is not None:
+        return group
+    extras = [
+        own if read_temperature(own.get("temperatures"), {}) is not None else {**own, "temperatures": temperature}
+        for own in group.extras_N
+    ]
+    return replace(group, extras_N=extras)
+
+
 def _sampling(groups: Sequence[ScoredGroup]) -> dict[str, Any]:
     """How each sequence was sampled: as it tells, else as its group's generation_params tell."""
     told = [of_sequence for group in groups for of_sequence in _sampled(group)]

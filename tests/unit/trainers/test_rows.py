@@ -131,9 +131,12 @@ def test_an_unscored_rollout_is_not_trained() -> None:
     assert trained_uids(make_batch(pack(group([0.0, None, 1.0])), [3])) == {"t0", "t2"}
 
 
-def test_a_rollout_without_log_probabilities_is_not_trained() -> None:
+def test_a_rollout_without_log_probabilities_is_trained_unless_only_recorded_ones_are_wanted() -> None:
     blind = replace(group([0.0])[0], trajectory_uid="blind", response_logprobs=None)
-    assert trained_uids(make_batch(pack([*group([1.0, 0.0]), blind]), [3])) == {"t0", "t1"}
+    batch = make_batch(pack([*group([1.0, 0.0]), blind]), [3])
+    assert trained_uids(batch) == {"t0", "t1", "blind"}
+    rows = choose_rows(batch, (), RowSettings(old_logprobs="recorded"))
+    assert (rows.tokens, rows.left_out.rollouts_without_logprobs) == (4, 1)
 
 
 def test_a_group_that_was_trained_before_is_left_out_whole() -> None:

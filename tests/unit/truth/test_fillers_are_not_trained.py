@@ -1,5 +1,6 @@
 """Kin of T3: the 1.0 that environments send as the log-probability of a token that no policy wrote is no data."""
 
+import numpy as np
 import pytest
 
 from stepwell.pool.client.batch import Batch, make_batch
@@ -21,11 +22,19 @@ def batch_of(*logprobs: list[float]) -> Batch:
     return make_batch(pack(steps), [len(steps)])
 
 
-def test_a_rollout_that_trains_such_a_token_is_left_out_and_counted() -> None:
-    rows = choose_rows(batch_of([-1.0, -1.0], [-1.0, 1.0], [-2.0, -1.0]), ())
+RECORDED = RowSettings(old_logprobs="recorded")
+
+
+def test_a_rollout_that_trains_such_a_token_is_left_out_and_counted_where_none_is_computed() -> None:
+    rows = choose_rows(batch_of([-1.0, -1.0], [-1.0, 1.0], [-2.0, -1.0]), (), RECORDED)
     assert rows.left_out.rollouts_without_logprobs == 1
     (whole,) = rows.passes(1000)
     assert whole.recorded_N.tolist() == [-1.0, -1.0, -2.0, -1.0]
+
+
+def test_such_a_token_has_no_log_probability_until_one_is_computed() -> None:
+    (whole,) = choose_rows(batch_of([-1.0, -1.0], [-1.0, 1.0], [-2.0, -1.0]), ()).passes(1000)
+    assert np.isnan(whole.recorded_N).tolist() == [False, False, False, True, False, False]
 
 
 @pytest.mark.parametrize("merged", [False, True])

@@ -103,13 +103,13 @@ def test_a_group_whose_telling_steps_are_left_out_is_not_trained() -> None:
     assert (metrics.tokens, metrics.groups_equal, metrics.steps_other_temperature) == (0, 0, 2)
 
 
-def test_an_unknown_temperature_is_left_out_and_counted_unless_one_is_assumed() -> None:
-    left_out = AsyncTrainer(pool_of(1.0, None, 1.0), Recurrent(), settings=SETTINGS).step()
-    assert (left_out.tokens, left_out.steps_unknown_temperature) == (4, 1)
+def test_an_unknown_temperature_is_taken_for_1_and_counted_or_left_out_and_counted() -> None:
+    trained = AsyncTrainer(pool_of(1.0, None, 1.0), Recurrent(), settings=SETTINGS).step()
+    assert (trained.tokens, trained.steps_unknown_temperature, trained.temperatures_assumed) == (6, 0, 1)
 
-    assumed = Settings(groups=1, assumed_temperature=1.0)
-    trained = AsyncTrainer(pool_of(1.0, None, 1.0), Recurrent(), settings=assumed).step()
-    assert (trained.tokens, trained.steps_unknown_temperature) == (6, 0)
+    strict = Settings(groups=1, assumed_temperature=None)
+    left_out = AsyncTrainer(pool_of(1.0, None, 1.0), Recurrent(), settings=strict).step()
+    assert (left_out.tokens, left_out.steps_unknown_temperature, left_out.temperatures_assumed) == (4, 1, 0)
 
 
 def test_a_loader_gives_temperature_1_or_all_with_their_temperatures() -> None:
@@ -179,4 +179,5 @@ def test_a_step_from_before_the_column_tells_it_in_its_sampling(sent: object, tr
     steps = (first, replace(second, sampling={"temperature": sent}), third)  # type: ignore[dict-item]
     pool.add_group("p", [([step], float(n)) for n, step in enumerate(steps)])
 
-    assert AsyncTrainer(pool, Recurrent(), settings=SETTINGS).step().tokens == trained
+    strict = Settings(groups=1, assumed_temperature=None)
+    assert AsyncTrainer(pool, Recurrent(), settings=strict).step().tokens == trained

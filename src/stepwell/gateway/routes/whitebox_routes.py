@@ -14,6 +14,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import RefusedReply
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.dialects.request_sampling import make_explicit
+from stepwell.gateway.generated_answers import AnswerSampling, GeneratedAnswers
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.step_builder import BegunStep, build_steps
@@ -21,7 +22,7 @@ from stepwell.gateway.unrecorded_calls import UNRECORDED_HEADER, Unrecorded
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest
-from stepwell.steps.sampling import LeftOutLog, with_distribution, with_mode
+from stepwell.steps.sampling import LeftOutLog, untrainable_reason, with_distribution, with_mode
 from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire import gateway_api
@@ -41,7 +42,7 @@ def whitebox_router(
     trained_model: str,
 ) -> APIRouter:
     """`redact` gives the steps as they may be stored."""
-    router = APIRouter()
+    router, answers = APIRouter(), GeneratedAnswers()
 
     @router.post("/generate", response_model=gateway_api.GenerationDone)
     async def generate(wanted: gateway_api.Generate, response: Response) -> gateway_api.GenerationDone | Response:
@@ -60,7 +61,11 @@ def whitebox_router(
         response.headers[UNRECORDED_HEADER.decode()] = Unrecorded.URL
         written = len(generated.sampled.response_ids)
         metrics.call_done("generate", 200, time.time() - began, None, len(wanted.prompt_ids), written)
-        return _generation(generated, sampling, prompt_length)
+        done = _generation(generated, sampling, prompt_length)
+        trained = trained_model or engines.model
+        reason = untrainable_reason(sampling, model=done.model, trained_model=trained)
+        answers.note(wanted.prompt_ids, generated.sampled.response_ids, AnswerSampling(done.temperature, reason))
+        return done
 
     @router.post("/submit_steps")
     async def submit_steps(
@@ -75,7 +80,8 @@ def whitebox_router(
         if faults:
             raise BadRequest("; ".join(faults))
         await _check_channels(caller_of(request.scope), channel, steps, pool)
-        steps = [with_distribution(step, trained_model or engines.model) for step in await redact(steps)]
+        steps = await redact([answers.complete(step) for step in steps])
+        steps = [with_distribution(step, trained_model or engines.model) for step in steps]
         left_out.note(channel, [step.untrainable for step in steps])
         verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
         refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not SubmitVerdict.ACCEPTED}

@@ -30,7 +30,7 @@ class DatumRow:
     inputs: IntArray
     targets: IntArray
     logprobs: FloatArray
-    """Of the targets when they were sampled; 0 where nothing is trained."""
+    """Of the targets when they were sampled; 0 where nothing is trained, NaN where one is missing."""
     advantages: FloatArray
     versions: IntArray
     """Which sampled each target; -1 where nothing is trained."""
@@ -87,7 +87,7 @@ def to_datums(rows: Sequence[DatumRow]) -> list[Datum]:
             model_input=types.ModelInput.from_ints(row.inputs.tolist()),
             loss_fn_inputs={
                 "target_tokens": row.targets.astype(np.int64),
-                "logprobs": row.logprobs,
+                "logprobs": np.nan_to_num(row.logprobs),
                 "advantages": row.advantages,
             },
         )
@@ -104,11 +104,19 @@ def imported_tinker() -> ModuleType:
         ) from missing
 
 
+def with_logprobs(rows: Sequence[DatumRow], computed: Sequence[FloatArray]) -> list[DatumRow]:
+    """The rows with computed log-probabilities in place of missing ones."""
+    return [
+        replace(row, logprobs=np.where(np.isnan(row.logprobs), np.asarray(own, np.float32), row.logprobs))
+        for row, own in zip(rows, computed, strict=True)
+    ]
+
+
 def logprob_gap(rows: Sequence[DatumRow], outputs: Sequence[FloatArray], version: int) -> float | None:
     """The mean difference between the engines' log-probabilities and the service's, of the tokens that this version
     sampled; None if there are none."""
     differences = [
-        np.abs(np.asarray(told, np.float64) - row.logprobs)[row.versions == version]
+        np.abs(np.asarray(told, np.float64) - row.logprobs)[(row.versions == version) & ~np.isnan(row.logprobs)]
         for row, told in zip(rows, outputs, strict=True)
     ]
     whole = np.concatenate(differences) if differences else np.zeros(0)

@@ -33,6 +33,10 @@ class PassOutput(Protocol):
 class TrainingClient(Protocol):
     """tinker.TrainingClient: one adapter, with its optimizer."""
 
+    def forward(
+        self, data: list[Datum], loss_fn: Any, loss_fn_config: dict[str, float] | None = None
+    ) -> ServiceFuture[PassOutput]: ...
+
     def forward_backward(
         self, data: list[Datum], loss_fn: Any, loss_fn_config: dict[str, float] | None = None
     ) -> ServiceFuture[PassOutput]: ...

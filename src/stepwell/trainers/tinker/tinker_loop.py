@@ -23,9 +23,10 @@ from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.reporting import Stopwatch
-from stepwell.trainers.rows import TrainedRows, choose_rows
+from stepwell.trainers.rows import FilledIn, TrainedRows, choose_rows
+from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
-from stepwell.trainers.tinker.datums import datum_rows, imported_tinker, logprob_gap, to_datums
+from stepwell.trainers.tinker.datums import datum_rows, imported_tinker, logprob_gap, to_datums, with_logprobs
 from stepwell.trainers.tinker.saved_weights import delete, download
 from stepwell.trainers.tinker.service_ports import TenantPool, TrainingClient, TrainingService
 from stepwell.trainers.tinker.tinker_record import TinkerRecord, read_record, write_record
@@ -49,6 +50,8 @@ class TinkerUpdate:
     """Trained ones."""
     logprob_gap: float | None
     """Between the engines and the service, before the update: see TinkerSettings.logprob_tolerance."""
+    filled_in: FilledIn
+    """What the data lacked and was filled in."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Of fetch, train, save and sync."""
 
@@ -68,7 +71,11 @@ class TinkerTrainer:
         settings: TinkerSettings | None = None,
         reports: Sequence[Callable[[TinkerUpdate], object]] = (),
     ) -> None:
-        self.settings = settings or TinkerSettings()
+        self.settings = choose_old_logprobs(
+            settings or TinkerSettings(),
+            ("current", "recorded"),
+            "a Tinker service computes log-probabilities by the newest weights alone",
+        )
         if sync.channel != self.settings.channel:
             raise BadRequest(f"channel {self.settings.channel!r} is trained, and {sync.channel!r} would be served")
         self.update = 0
@@ -144,11 +151,12 @@ class TinkerTrainer:
             rows=len(rows.chosen_R),
             tokens=rows.tokens,
             logprob_gap=gap,
+            filled_in=rows.filled_in(before),
             seconds=stopwatch.seconds,
         )
         for report in self._reports:
             report(done)
-        self._monitor.check(rows)
+        self._monitor.check(rows, before)
         return done
 
     def _train(self, client: TrainingClient, rows: TrainedRows) -> float | None:
@@ -164,7 +172,11 @@ class TinkerTrainer:
             return None
         thresholds = {"clip_low_threshold": 1.0 - settings.clip_low, "clip_high_threshold": 1.0 + settings.clip_high}
         config = None if settings.loss == "importance_sampling" else thresholds
-        passed = client.forward_backward(to_datums(wanted), settings.loss, config).result()
+        datums = to_datums(wanted)
+        if rows.missing.any():
+            known = client.forward(datums, settings.loss, config).result().loss_fn_outputs
+            datums = to_datums(with_logprobs(wanted, [_numbers(output["logprobs"]) for output in known]))
+        passed = client.forward_backward(datums, settings.loss, config).result()
         gap = logprob_gap(wanted, [_numbers(output["logprobs"]) for output in passed.loss_fn_outputs], self.version)
         if gap is not None and not gap <= settings.logprob_tolerance:
             raise SyncFailed(

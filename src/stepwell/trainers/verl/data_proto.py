@@ -67,7 +67,7 @@ def to_data_proto(
     merged: bool = False,
     overlong: Overlong = "raise",
     temperature: float = 1.0,
-    assumed_temperature: float | None = None,
+    assumed_temperature: float | None = 1.0,
     advantage: AdvantageKind = "rollout",
     credit: CreditKind = "root",
     baseline: BaselineKind = "group",
@@ -77,9 +77,9 @@ def to_data_proto(
     """One row per step; with `merged`, one per chain of steps that extend one another, so no token is computed twice.
 
     A row that is too long raises an error, or is left out with `overlong="drop"`. `temperature` is that of verl's
-    rollouts; steps of another one are left out, and so are steps that do not tell theirs, unless `assumed_temperature`
-    is set. `advantage`, `credit` and the baselines are as in Settings; `running` knows no earlier batch here, so it
-    compares within this one.
+    rollouts; steps of another one are left out, and steps that do not tell theirs are taken for sampled at
+    `assumed_temperature`, or left out if that is None. `advantage`, `credit` and the baselines are as in Settings;
+    `running` knows no earlier batch here, so it compares within this one.
     """
     verl, torch = _imported()
     rows = verl_rows(

@@ -23,6 +23,7 @@ from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
+from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.verl.feed_state import FeedState
 from stepwell.trainers.verl.mode_settings import PoolModeSettings
 from stepwell.trainers.verl.queue_rows import QueueRow, queue_rows
@@ -43,7 +44,9 @@ class TakenBatch:
 class PoolFeed:
     def __init__(self, pool: TrainingPool, settings: PoolModeSettings) -> None:
         self._pool = pool
-        self._settings = settings
+        self._settings = choose_old_logprobs(
+            settings, ("current", "recorded"), "verl computes log-probabilities by the weights that it has now"
+        )
         self._ledger = TrainedLedger()
         self._past = NO_PAST
         self._monitor = LearningMonitor(settings.max_unlearnable)
@@ -77,7 +80,7 @@ class PoolFeed:
             taken = TakenBatch(rows, metrics, batch.leases, chosen)
             self._in_hand.append(taken)
             self._warn_of(too_long)
-            self._monitor.check(chosen)
+            self._monitor.check(chosen, self.version)
             if rows:
                 return taken
             self.count_as_trained()
@@ -145,6 +148,7 @@ class PoolFeed:
             "tokens": sum(int(row.mask.sum()) for row in rows),
             "staleness": float(self.version - versions.mean()) if len(versions) else 0.0,
             **asdict(chosen.left_out),
+            **asdict(chosen.filled_in(self.version)),
         }
 
     def _warn_of(self, too_long: int) -> None:

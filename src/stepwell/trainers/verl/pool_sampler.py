@@ -1,7 +1,8 @@
 """verl's sampler: instead of choosing among what verl's own rollouts wrote, it takes the pool's next batch.
 
 Rows go to verl through its TransferQueue, with all that the actor reads in one write: the old log-probabilities are
-those of the engine, which verl replaces if it is told to compute its own. Between lease and training nothing waits, so
+those of the engine, which verl replaces if it is told to compute its own; where one is missing they are NaN, and the
+trainer mode puts verl's own there. Between lease and training nothing waits, so
 nothing becomes stale here: the pool's own rule decides, and `trainer.v1.sampler.max_off_policy_threshold`, if it is
 set.
 """
@@ -37,6 +38,8 @@ class PoolSampler:
         self.feed = PoolFeed(connected_pool(self.settings), self.settings)
         self._max_age = None if max_off_policy_threshold is None else max_off_policy_threshold - 1
         self._advantages: dict[str, torch.Tensor] = {}
+        self.lacks_logprobs = False
+        """Whether a token of the last batch has no recorded log-probability."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, float]]:
         """The rows of that many groups, in verl's queue, and our metrics."""
@@ -46,6 +49,7 @@ class PoolSampler:
         keys = [row.key for row in taken.rows]
         fields = list_of_dict_to_tensordict([_fields(row) for row in taken.rows])
         tq.kv_batch_put(keys=keys, fields=fields, tags=tags, partition_id=partition_id)
+        self.lacks_logprobs = bool(taken.chosen.missing.any())
         self._advantages = {row.key: torch.from_numpy(row.advantages) for row in taken.rows}
         metrics = {f"stepwell/{name}": float(value) for name, value in taken.metrics.items()}
         metrics[EVICTED] = metrics.pop("stepwell/groups_evicted")

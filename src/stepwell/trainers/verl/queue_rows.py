@@ -28,6 +28,7 @@ class QueueRow:
     """How many of the ids are the prompt; the arrays below are as long as the rest."""
     mask: IndexArray
     logprobs: FloatArray
+    """NaN where one is missing."""
     advantages: FloatArray
     reward: float
     oldest: int

@@ -115,7 +115,23 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
         return super()._balance_batch(batch, metrics, **options)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self.replay_buffer.lacks_logprobs:
+            self._fill_logprobs(batch)
         return batch if self._is_written(batch) else super()._compute_old_log_prob(batch, metrics)
+
+    def _fill_logprobs(self, batch: KVBatchMeta) -> None:
+        """Verl's own log-probabilities, of its weights before this step, in place of missing ones."""
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        asked = {"calculate_entropy": False, "compute_loss": False, "temperature": temperature}
+        where = {"keys": batch.keys, "partition_id": batch.partition_id}
+        self.actor_rollout_wg.compute_log_prob(KVBatchMeta(**where, tags=batch.tags, extra_info=asked))
+        found = tq.kv_batch_get(**where, select_fields=["log_probs", "response_mask", "rollout_log_probs"])
+        own = response_from_nested(found["log_probs"], found["response_mask"])
+        pairs = zip(found["rollout_log_probs"].unbind(), own.unbind(), strict=True)
+        filled = [told.where(~told.isnan(), mine) for told, mine in pairs]
+        logprobs = torch.nested.as_nested_tensor(filled, layout=torch.jagged)
+        fields = TensorDict({"rollout_log_probs": logprobs, "old_log_probs": logprobs.clone()}, batch_size=len(filled))
+        tq.kv_batch_put(**where, fields=fields)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """The advantages of whole rollouts in place of verl's; before them verl's own rollout correction, if it is

@@ -92,11 +92,21 @@ class FakeTrainingClient:
     trained: list[str]
     """What is in the weights."""
     pending: list[str] = field(default_factory=list)
+    sent: list[Any] = field(default_factory=list)
+    """The datums of all backward passes."""
     asked: list[Any] = field(default_factory=list)
     """The loss functions with their configurations, and the optimizer's settings."""
 
+    def forward(self, data: list[Any], loss_fn: Any, loss_fn_config: Any = None) -> Done[Any]:
+        """Each token is as likely as one in e."""
+        self.asked.append(("forward", loss_fn, loss_fn_config))
+        lengths = [len(datum.loss_fn_inputs["target_tokens"]) for datum in data]
+        outputs = [{"logprobs": SimpleNamespace(data=np.full(length, -1.0, np.float32))} for length in lengths]
+        return self.service.done("forward", SimpleNamespace(loss_fn_outputs=outputs, metrics={}))
+
     def forward_backward(self, data: list[Any], loss_fn: Any, loss_fn_config: Any = None) -> Done[Any]:
         self.asked.append((loss_fn, loss_fn_config))
+        self.sent += data
         self.pending += [_name(datum) for datum in data if np.any(datum.loss_fn_inputs["advantages"])]
         outputs = [
             {"logprobs": SimpleNamespace(data=datum.loss_fn_inputs["logprobs"] + self.service.off_by)} for datum in data
