@@ -54,6 +54,8 @@ class BatchRequest:
     max_share_per_user says."""
     user_rooms: Mapping[str, int] = field(default_factory=dict)
     """The same for single users, in place of max_per_user."""
+    batch: int = 0
+    """The count of the whole batch, if this is a part of it."""
 
     @property
     def step_filter(self) -> StepFilter:

@@ -11,6 +11,7 @@ from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups, ReadyGroups
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.policy import PolicyStatus
+from stepwell.pool.api.preview import BatchPreview
 from stepwell.pool.api.producing import TRAIN, EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, RewardRequest, RewardScore
 from stepwell.pool.api.series import TimeSeries
@@ -196,6 +197,9 @@ class PoolReader(Protocol):
 
     async def policy_status(self, channel: str = TRAIN) -> PolicyStatus:
         """Which version serves which sessions, the last decisions, and what the versions earned in that channel."""
+
+    async def preview(self, channel: str) -> BatchPreview:
+        """The batch that a fetch would get now, as the channel's trainer asked for it last."""
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
         """The steps of these (trajectory_uid, prompt_uid), in order; none for what the pool no longer holds."""

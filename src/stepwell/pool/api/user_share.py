@@ -34,6 +34,11 @@ class UserLimit:
         taken = Counter(user for user in users if user)
         return UserLimit(self.most, {**self.rooms, **{u: max(0, self.room(u) - n) for u, n in taken.items()}})
 
+    def more(self, users: Iterable[str]) -> "UserLimit":
+        """One more for each of these. A user may be named several times."""
+        extra = Counter(user for user in users if user)
+        return UserLimit(self.most, {**self.rooms, **{user: self.room(user) + n for user, n in extra.items()}})
+
     def keep(self, items: Iterable[T], user_of: Callable[[T], str]) -> list[T]:
         """The first items of each user, as many as there may be."""
         seen: Counter[str] = Counter()

@@ -1,6 +1,7 @@
 """Many small batches in one call to each shard, each under a lease of its own."""
 
 import asyncio
+from dataclasses import replace
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups, new_batch_uid, part_lease_uid
@@ -13,7 +14,7 @@ async def take_ready(
 ) -> list[LeasedGroups]:
     """Of each shard its oldest ones, as many as are ready now, `most` of all shards together. A shard that is away has
     none."""
-    names = await shards.names()
+    names, request = await shards.names(), replace(request, batch=most)
     sizes = [(most + number) // len(names) for number in range(len(names))]
     taken: list[LeasedGroups] = []
     try:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.preview import BatchPreview
 from stepwell.pool.api.series import TimeSeries, merge_chunks
 from stepwell.pool.api.watching import Changes, ChangesPage, Cursor, TrajectorySnapshot
 from stepwell.pool.client.group_routing import ask_owner
+from stepwell.pool.client.previewing import preview_batch
 from stepwell.pool.client.shards import ShardClient
 from stepwell.steps.columns import Columns, cut, pack, stack
 
@@ -50,6 +52,9 @@ class WatchClient(ShardClient):
             more=any(page.more for page in pages.values()),
             missing=answer.missing,
         )
+
+    async def preview(self, channel: str) -> BatchPreview:
+        return await preview_batch(self.shards, channel)
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
         plan = await self.shards.plan()

@@ -8,11 +8,10 @@
   ones of others are taken; a batch is not filled up with them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter
 
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import (
@@ -26,14 +25,12 @@ from stepwell.pool.api.leasing import (
     batch_of_lease,
 )
 from stepwell.pool.api.plan import Overflow
-from stepwell.pool.api.staleness import oldest_version, staleness_rule, versions_behind
+from stepwell.pool.api.staleness import staleness_rule
 from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.rules.exact_batch import choose_groups
-from stepwell.pool.rules.withdrawn import ROLLED_BACK, is_withdrawn, rest_of
+from stepwell.pool.rules.selection import Selection, accepted_trajectories
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
-from stepwell.pool.state.ready_by_size import SizeBucket
-from stepwell.pool.state.ready_queue import K, ReadyQueue
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.shipment import (
     TokenMask,
@@ -44,16 +41,13 @@ from stepwell.pool.state.shipment import (
     ship,
     step_rows,
 )
-from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step_filter import StepFilter
 
-STALE = "stale"
 DOUBT = 5.0
 """Seconds until the coordinator of an expired lease is asked again."""
 MAX_ACKNOWLEDGED = 100_000
 """Batches of several shards that a shard has acknowledged as their coordinator, and of which other shards may still
 have a part. Each takes about 100 bytes."""
-USER_OF_GROUP: Callable[[Group], str] = attrgetter("user")
 
 
 class Leasing:
@@ -62,6 +56,9 @@ class Leasing:
         self.doubtful: dict[str, None] = {}
         """Leases that have expired, and whose coordinators must be asked whether they are acknowledged."""
         self._staleness = staleness_rule(state.limits.max_staleness, state.limits.on_stale)
+        self._selection = Selection(state)
+        self.last_requests: dict[str, tuple[float, BatchRequest | ExactFill]] = {}
+        """By channel: when a consumer asked for a batch last, and for which."""
 
     def take(self, request: BatchRequest, lease_uid: str, expires_at: float) -> LeasedGroups | None:
         """The requested data under a lease of that name; None while there is not enough.
@@ -77,21 +74,18 @@ class Leasing:
             request = replace(request, models=self._state.limits.trained_models)
         self.check(request)
         lease = Lease(lease_uid, channel.name, expires_at, request.step_filter)
-        drawn = channel.draw_history(round(request.count * request.history))
-        history = [group for group in drawn if self._is_worth_repeating(group, lease.step_filter)]
-        limit = self.user_limit(request)
-        if limit is not None:
-            history = limit.keep(history, USER_OF_GROUP)
-            limit = limit.less(map(USER_OF_GROUP, history))
+        history, limit = self._selection.history(channel, request, self.user_limit(request))
         if request.unit is Unit.STEPS:
-            steps = self._choose_steps(channel, request, limit)
+            steps = self._selection.steps(channel, request, limit)
             if len(steps) < request.count:
                 return None
             lease.steps.extend(steps)
         else:
             fresh = request.count - len(history)
-            choose = self._choose_groups if request.unit is Unit.GROUPS else self._choose_trajectories
-            groups = choose(channel, request, fresh, limit)
+            if request.unit is Unit.GROUPS:
+                groups = self._selection.groups(channel, request, fresh, limit)
+            else:
+                groups = self._split_off(self._selection.trajectories(channel, request, fresh, limit), fresh)
             if len(groups) < fresh:
                 return None
             lease.groups.extend(groups)
@@ -106,6 +100,11 @@ class Leasing:
         if request.history and request.unit is not Unit.GROUPS:
             raise BadRequest(f"history is kept by groups; a batch of {request.unit} cannot mix it in")
         self._claim(channel, request.unit)
+        self.last_requests[channel.name] = (self._state.now, request)
+
+    def filter_of(self, request: BatchRequest | ExactFill) -> StepFilter:
+        """Which steps a consumer gets."""
+        return replace(request.step_filter, models=self._state.limits.trained_models)
 
     def user_limit(self, request: BatchRequest) -> UserLimit | None:
         """None if the pool limits no user."""
@@ -117,20 +116,15 @@ class Leasing:
 
     def offers(self, request: ExactFill, shard: str = "") -> list[GroupOffer]:
         """The groups that could be part of the oldest such batch, whatever is queued."""
-        channel, trajectories = self._state.channels.get(request.channel), request.trajectories
-        step_filter = self._of_trained_models(request.step_filter)
+        channel = self._state.channels.get(request.channel)
         if channel is None:
             return []
         self._claim(channel, Unit.GROUPS)
+        self.last_requests[channel.name] = (self._state.now, request)
         limited = self._state.limits.max_share_per_user is not None
-        groups = [
-            group for bucket in channel.by_size for group in self._oldest_of(channel, bucket, trajectories, step_filter)
-        ]
-        sized = ((group, _accepted_trajectories(group, step_filter)) for group in groups)
         return [
             GroupOffer(shard, group.seq, group.age, group.opened_at, size, group.source, group.user if limited else "")
-            for group, size in sized
-            if size <= trajectories
+            for group, size in self._selection.offered(channel, request.trajectories, self.filter_of(request))
         ]
 
     def take_offers(
@@ -143,14 +137,14 @@ class Leasing:
         if lease_uid in self._state.leases:
             return self._shipment(self._state.leases[lease_uid], [])
         channel = self._state.channels.get(request.channel)
-        step_filter = self._of_trained_models(request.step_filter)
+        step_filter = self.filter_of(request)
         groups = [] if channel is None else [channel.groups[o.seq] for o in offers if o.seq in channel.groups]
         if channel is None or len(groups) < len(offers):
             return None
         for offer, group in zip(offers, groups, strict=True):
-            if not channel.is_ready(group) or self._drop_if_ineligible(channel, group, step_filter):
+            if not channel.is_ready(group) or self._selection.refuse_group(channel, group, step_filter):
                 return None
-            if _accepted_trajectories(group, step_filter) != offer.size:
+            if accepted_trajectories(group, step_filter) != offer.size:
                 return None
         lease = Lease(lease_uid, channel.name, expires_at, step_filter, groups)
         self._state.lease_out(lease)
@@ -242,9 +236,6 @@ class Leasing:
         self._state.decide(decision_uid, wanted)
         return wanted
 
-    def _of_trained_models(self, step_filter: StepFilter) -> StepFilter:
-        return replace(step_filter, models=self._state.limits.trained_models)
-
     def _claim(self, channel: Channel, unit: Unit) -> None:
         """The first request decides what its channel is consumed by."""
         if channel.unit is None:
@@ -252,149 +243,16 @@ class Leasing:
         elif channel.unit is not unit:
             raise Conflict(f"channel {channel.name!r} is consumed by {channel.unit}, not by {unit}")
 
+    def _split_off(self, trajectories: Sequence[Trajectory], count: int) -> list[Group]:
+        """Each as a group of its own; none if there are fewer than `count`."""
+        return [] if len(trajectories) < count else [self._state.split_off(found) for found in trajectories]
+
     def _return(self, lease: Lease, how: Settlement, *, attempted: bool) -> None:
         self._state.return_leased(lease, how, attempted=attempted)
         if self._state.limits.overflow is Overflow.DROP_OLDEST:
             self._state.evict(self._state.channels[lease.channel])
 
-    # -- groups --------------------------------------------------------------------------------------------------------
-
-    def _choose_groups(
-        self, channel: Channel, request: BatchRequest, count: int, limit: UserLimit | None
-    ) -> list[Group]:
-        """Fewer than `count` if there are fewer. Ineligible groups that come up are dropped."""
-        while True:
-            groups = channel.oldest_groups(count, request.order, limit)
-            gone = [group for group in groups if self._drop_if_ineligible(channel, group, request.step_filter)]
-            if gone:
-                continue
-            if limit is not None and len(groups) == count:
-                self._count_deferred(channel.ready, [group.key for group in groups])
-            return [group for group in groups if channel.is_ready(group)]
-
-    def _oldest_of(
-        self, channel: Channel, bucket: SizeBucket, trajectories: int, step_filter: StepFilter
-    ) -> list[Group]:
-        """As many groups of a bucket as a batch could use. More if the filter makes some smaller than their size."""
-        count, share = trajectories // bucket.size, self._state.limits.max_share_per_user
-        limit = None if share is None else UserLimit(max(1, max_per_user(share, trajectories) // bucket.size))
-        while True:
-            groups = [channel.groups[seq] for _, seq in bucket.oldest(count, limit)]
-            gone = [group for group in groups if self._drop_if_ineligible(channel, group, step_filter)]
-            if gone:
-                continue
-            sizes = [_accepted_trajectories(group, step_filter) for group in groups]
-            if all(size == bucket.size for size in sizes) or count == trajectories:
-                return groups
-            count = trajectories
-
-    def _drop_if_ineligible(self, channel: Channel, group: Group, step_filter: StepFilter) -> bool:
-        """Must the group not be handed out? Then it is left out or dropped as stale."""
-        if channel.is_ready(group) and not _accepts_any(group.held_steps(), step_filter):
-            self._state.leave_out(group, step_filter)
-            return True
-        if self._withdrawn(group.channel) and channel.is_ready(group) and self._drop_withdrawn(group):
-            return True
-        if self._is_stale(group.channel, filter(step_filter.accepts, group.held_steps())):
-            self._state.drop_group(group, STALE, self._staleness_note(group.channel, group.held_steps()))
-            return True
-        return False
-
-    def _drop_withdrawn(self, group: Group) -> bool:
-        """Drop what a withdrawn version said. Is the group gone, or smaller?"""
-        rest = rest_of(group, self._withdrawn(group.channel))
-        if not rest:
-            self._state.drop_group(group, ROLLED_BACK)
-        elif len(rest) < len(group.trajectories):
-            self._state.trim_group(group, rest, ROLLED_BACK, wait_until=None)
-        else:
-            return False
-        return True
-
-    def _is_worth_repeating(self, trained: Group, step_filter: StepFilter) -> bool:
-        steps = list(trained.held_steps())
-        return _accepts_any(steps, step_filter) and not is_withdrawn(steps, self._withdrawn(trained.channel))
-
-    # -- trajectories --------------------------------------------------------------------------------------------------
-
-    def _choose_trajectories(
-        self, channel: Channel, request: BatchRequest, count: int, limit: UserLimit | None
-    ) -> list[Group]:
-        """Each as a group of its own; none if there are fewer than `count`."""
-        step_filter = request.step_filter
-        while True:
-            chosen = [self._state.trajectories[uid] for *_, uid in channel.ready_trajectories.oldest(count, limit)]
-            gone = [found for found in chosen if self._drop_trajectory_if_ineligible(found, step_filter)]
-            if gone:
-                continue
-            if len(chosen) < count:
-                return []
-            if limit is not None:
-                self._count_deferred(channel.ready_trajectories, [found.key for found in chosen])
-            return [self._state.split_off(found) for found in chosen]
-
-    def _drop_trajectory_if_ineligible(self, trajectory: Trajectory, step_filter: StepFilter) -> bool:
-        if not _accepts_any(trajectory.held_steps(), step_filter):
-            self._state.leave_out(self._state.split_off(trajectory), step_filter)
-            return True
-        channel = trajectory.group.channel
-        if is_withdrawn(trajectory.held_steps(), self._withdrawn(channel)):
-            self._state.drop_trajectory(trajectory, ROLLED_BACK, frees_place=False)
-            return True
-        if self._is_stale(channel, filter(step_filter.accepts, trajectory.held_steps())):
-            note = self._staleness_note(channel, trajectory.held_steps())
-            self._state.drop_trajectory(trajectory, STALE, note, frees_place=False)
-            return True
-        return False
-
-    # -- steps ---------------------------------------------------------------------------------------------------------
-
-    def _choose_steps(
-        self, channel: Channel, request: BatchRequest, limit: UserLimit | None
-    ) -> list[tuple[Trajectory, StoredStep]]:
-        """Fewer than requested if there are fewer."""
-        step_filter = request.step_filter
-        while True:
-            chosen = channel.oldest_steps(request.count, limit)
-            gone = [step for found, step in chosen if self._drop_step_if_ineligible(found, step, step_filter)]
-            if gone:
-                continue
-            if limit is not None and len(chosen) == request.count:
-                self._count_deferred(channel.ready_steps, [(step.number,) for _, step in chosen])
-            return chosen
-
-    def _drop_step_if_ineligible(self, trajectory: Trajectory, step: StoredStep, step_filter: StepFilter) -> bool:
-        if not step_filter.accepts(step):
-            self._state.ship_step(trajectory, step, step_filter)
-            return True
-        channel = trajectory.group.channel
-        if is_withdrawn((step,), self._withdrawn(channel)):
-            self._state.drop_step(trajectory, step, ROLLED_BACK)
-            return True
-        if self._is_stale(channel, (step,)):
-            self._state.drop_step(trajectory, step, STALE)
-            return True
-        return False
-
-    # -- users ---------------------------------------------------------------------------------------------------------
-
-    def _count_deferred(self, queue: ReadyQueue[K], chosen: Sequence[K]) -> None:
-        """Of what the batch would have without a limit: what it does not have."""
-        deferred = set(queue.smallest(len(chosen))) - set(chosen)
-        if deferred:
-            self._state.count_deferred(len(deferred))
-
     # -- what a consumer gets ------------------------------------------------------------------------------------------
-
-    def _withdrawn(self, channel: str) -> tuple[int, ...]:
-        return self._state.serving.withdrawn_of(channel)
-
-    def _is_stale(self, channel: str, steps: Iterable[StoredStep]) -> bool:
-        return self._staleness.is_stale(steps, self._state.serving.version_of(channel))
-
-    def _staleness_note(self, channel: str, steps: Iterable[StoredStep]) -> str:
-        behind = versions_behind(oldest_version(steps) or 0, self._state.serving.version_of(channel))
-        return f"the oldest token was {behind} versions behind"
 
     def _token_mask(self, channel: str) -> TokenMask:
         if self._state.limits.max_staleness is None:
@@ -427,13 +285,3 @@ class Leasing:
             sources=[row.trajectory.group.source for row in rows],
             left_out=later_rewards(rows),
         )
-
-
-def _accepts_any(steps: Iterable[StoredStep], step_filter: StepFilter) -> bool:
-    """Is there anything for this consumer?"""
-    return any(map(step_filter.accepts, steps))
-
-
-def _accepted_trajectories(group: Group, step_filter: StepFilter) -> int:
-    """How many of its trajectories have something for this consumer."""
-    return sum([_accepts_any(found.held_steps(), step_filter) for found in group.trajectories.values()])

@@ -5,15 +5,17 @@
 - The cost of an operation does not grow with the length of the queue.
 """
 
+from dataclasses import replace
 from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import BatchRequest, Order, ReadyGroups, Unit
+from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, ReadyGroups, Unit
 from stepwell.pool.api.pacing import Pacing, Refill
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.policy import Canary, PolicyDecision
+from stepwell.pool.api.preview import ShardPreview
 from stepwell.pool.api.producing import DEADLINE
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.user_share import max_per_user
@@ -21,6 +23,7 @@ from stepwell.pool.rules.curation import Curator
 from stepwell.pool.rules.ingest import Ingest
 from stepwell.pool.rules.leasing import Leasing
 from stepwell.pool.rules.ownership import Ownership
+from stepwell.pool.rules.preview import Previewer
 from stepwell.pool.rules.rewards_due import RewardsDue
 from stepwell.pool.rules.sessions import Sessions
 from stepwell.pool.state.channel_index import Channel
@@ -52,6 +55,7 @@ class Pool:
         self.ingest = Ingest(self.state, self.ownership)
         self.sessions = Sessions(self.state, self.ingest, self.ownership)
         self.leasing = Leasing(self.state)
+        self.previewer = Previewer(self.state, self.leasing)
         self.rewards_due = RewardsDue(self.state)
         self.curator = Curator(self.state)
         self.view = PoolView(self.state)
@@ -118,6 +122,15 @@ class Pool:
             trajectories = [self.state.trajectories[uid] for *_, uid in keys]
             ages, users = [found.group.opened_at for found in trajectories], (found.user for found in trajectories)
         return ReadyItems(ages, () if limit is None else tuple(users))
+
+    def preview(self, name: str, request: BatchRequest | ExactFill | None = None) -> ShardPreview:
+        """What would be handed out for this request; without one, for the last that a consumer made."""
+        at, asked = self.previewer.last_request(name)
+        request = request or asked
+        if isinstance(request, ExactFill):
+            return self.previewer.preview(request, at, inf)
+        found = self.previewer.preview(request, at, self.nothing_after(request))
+        return found if found.count >= request.count else replace(found, waits_for=self.waiting_for(request))
 
     def ready_groups(self, name: str) -> ReadyGroups:
         channel = self.state.channels.get(name)

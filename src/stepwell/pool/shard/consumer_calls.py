@@ -19,6 +19,7 @@ from stepwell.pool.api.leasing import (
     Settlement,
     decision_of,
 )
+from stepwell.pool.api.preview import ShardPreview
 from stepwell.pool.rules.heartbeats import LeaseHeartbeats
 from stepwell.pool.shard.lease_watch import LeaseWatch
 from stepwell.pool.shard.transactions import ShardCalls, ShardTransactions
@@ -134,6 +135,11 @@ class ConsumerCalls(ShardCalls):
     async def ready_groups(self, channel: str) -> ReadyGroups:
         async with self._transactions.transaction():
             return self.pool.ready_groups(channel)
+
+    async def preview(self, channel: str, request: BatchRequest | ExactFill | None = None) -> ShardPreview:
+        """What the shard would hand out; without a request, for the last that a consumer made. Nothing is taken."""
+        async with self._transactions.transaction():
+            return self.pool.preview(channel, request)
 
     async def clear(self, channel: str) -> int:
         """Drop all groups that are not leased. Returns their number."""

@@ -119,6 +119,13 @@ class Channel:
     def draw_history(self, count: int) -> list[Group]:
         return self._random.sample(list(self.history), min(count, len(self.history)))
 
+    def foresee_history(self, count: int) -> list[Group]:
+        """What `draw_history` will draw next."""
+        chance = self._random.getstate()
+        drawn = self.draw_history(count)
+        self._random.setstate(chance)
+        return drawn
+
     def stats(self) -> ChannelStats:
         return ChannelStats(
             groups=len(self.groups),

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from hypothesis import settings
@@ -12,11 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stepwell.errors import Conflict, PoolFull
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
-from stepwell.pool.api.leasing import LeasedGroups, Order, Settlement, Unit
+from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Order, Settlement, Unit
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
+from stepwell.pool.api.preview import PreviewItem, ShardPreview
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.api.watching import TrajectorySnapshot
+from stepwell.pool.client.previewing import exact_items
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.state.records import A_GROUP, A_STEP, A_TRAJECTORY
@@ -255,8 +257,17 @@ class PoolMachine(RuleBasedStateMachine):
     )
     def take(self, channel: str, count: int, seconds: int, grade: Exactness, marked: bool) -> None:
         how: dict[str, Any] = {"unit": self.unit, "order": self.order, "min_exactness": grade, "untrainable": marked}
+        request = BatchRequest(count=count, channel=channel, **how)
+        known = self.pool.state.channels.get(channel)
+        is_indexed = known is not None and known.unit is self.unit
+        foreseen = self.foresee(channel, request)
         leased = self.pool.lease(count, channel, seconds=seconds, **how)
         self.commit()
+        if is_indexed:
+            assert (foreseen.count == count) is (leased is not None)
+            assert self.pool.previewer.last_request(channel) == (self.pool.state.now, request)
+        if is_indexed and leased is not None:
+            self.check_foreseen(foreseen.items, leased[1])
         if leased is not None:
             assert len(leased[1].group_sizes) == count
             self.check_taken(*leased, channel, grade, marked)
@@ -271,11 +282,15 @@ class PoolMachine(RuleBasedStateMachine):
         share=st.floats(0, 1),
     )
     def fill(self, channel: str, count: int, seconds: int, grade: Exactness, marked: bool, share: float) -> None:
-        leased = self.pool.fill(
-            count, channel, shares={"maths": share}, seconds=seconds, step_filter=StepFilter(grade, marked)
-        )
+        step_filter, shares = StepFilter(grade, marked), {"maths": share}
+        request = ExactFill(trajectories=count, channel=channel, shares=shares, lease=seconds, step_filter=step_filter)
+        foreseen = self.foresee(channel, request)
+        leased = self.pool.fill(count, channel, shares=shares, seconds=seconds, step_filter=step_filter)
         self.commit()
+        items = exact_items(foreseen.items, request, self.limits.max_share_per_user)
+        assert bool(items) == (leased is not None)
         if leased is not None:
+            self.check_foreseen(items, leased[1])
             assert len(set(leased[1].columns.trajectory_uids)) == count
             self.check_taken(*leased, channel, grade, marked)
 
@@ -295,6 +310,32 @@ class PoolMachine(RuleBasedStateMachine):
         self.leases[lease_uid] = {step.uid for group in groups for step in group}
         handed_out = [uid for uids in self.leases.values() for uid in uids]
         assert len(set(handed_out)) == len(handed_out), "a step is under two leases"
+
+    def foresee(self, channel: str, request: BatchRequest | ExactFill) -> ShardPreview:
+        """Looking changes nothing."""
+        before = self.whole_state()
+        foreseen = self.pool.preview(channel, request)
+        assert self.whole_state() == before
+        return foreseen
+
+    def whole_state(self) -> tuple[Any, ...]:
+        return (
+            self.pool.stats(),
+            self.pool.state.snapshot(),
+            self.pool.view.page(0, 10**6),
+            dict(self.pool.leasing.last_requests),
+        )
+
+    def check_foreseen(self, items: Sequence[PreviewItem], taken: LeasedGroups) -> None:
+        groups = in_groups(taken)
+        assert [(item.prompt_uid, item.steps, set(item.trajectories)) for item in items] == [
+            (group[0].prompt_uid, len(group), {step.trajectory_uid for step in group}) for group in groups
+        ]
+        returns = {step.trajectory_uid: step.trajectory_return for group in groups for step in group}
+        foreseen = [pair for item in items for pair in zip(item.trajectories, item.rewards, strict=True)]
+        assert dict(foreseen) == returns
+        assert [item.opened_at for item in items] == list(taken.opened_at)
+        assert [item.from_history for item in items] == list(taken.from_history)
 
     def check_group(self, group: list[Step], channel: str, *, whole: bool) -> None:
         trajectories = {step.trajectory_uid for step in group}
