@@ -286,7 +286,8 @@ class DataPool:
         process dies; `lease` is the longest time in seconds without heartbeats from here. Without a lease, it counts as
         trained on arrival. The terms, all optional: `channel`, `unit` ("groups",
         "trajectories", "steps"), `order` ("oldest_ready", "strict"; else the pool's), `history` (the share drawn from
-        trained groups), `min_exactness` ("engine", "submitted", "retokenized") and `untrainable` (include steps that are marked so).
+        trained groups), `min_exactness` ("engine", "submitted", "retokenized") and `untrainable` (include steps that
+        are marked so).
         """
         return self._run(self._client.fetch_batch(count, timeout=timeout, lease=lease, **terms))
 
