@@ -122,7 +122,7 @@ async def test_the_documented_client_sample_is_recorded_under_its_trajectory(
         httpx.AsyncClient(base_url=url) as rollouter,
     ):
         opened = await rollouter.post("/init_trajectory", json={"trajectory_uid": "abc123", "prompt_uid": "1"})
-        assert opened.json()["base_url"] == f"{url}/abc123/1"
+        assert opened.json()["base_url"].startswith(f"{url}/abc123/1")
         with name_stands_for("gateway", url, monkeypatch):
             names: dict[str, Any] = {}
             await asyncio.to_thread(exec, SAMPLE, names)

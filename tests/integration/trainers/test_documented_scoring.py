@@ -1,4 +1,4 @@
-"""The white-box offline mode of Claw-R1's document: agents submit unscored steps, and the trainer asks for their rewards."""
+"""Claw-R1's white-box offline mode: agents submit unscored steps, and the trainer asks for their rewards."""
 
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
