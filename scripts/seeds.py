@@ -1,4 +1,24 @@
-"""Writes docs/seeds.md from seeds.toml: what the documents promise that Stepwell was built from four documents: those of [Claw-R1](https://github.com/AgentR1/Claw-R1) on its gateway server and
+"""Writes docs/seeds.md from seeds.toml: what the documents promise that Stepwell was built from, and what shows it.
+
+A test keeps it up to date.
+
+python scripts/seeds.py
+"""
+
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).with_name("seeds.toml")
+PAGE = Path(__file__).parents[1] / "docs" / "seeds.md"
+STATES = ("exact", "other", "partly")
+HEAD = """# What Claw-R1's and Atropos' documents promise, row by row
+
+Written by `scripts/seeds.py` from `scripts/seeds.toml`.
+
+Stepwell was built from four documents: those of [Claw-R1](https://github.com/AgentR1/Claw-R1) on its gateway server and
 its middleware layer, and those of [Atropos](https://github.com/NousResearch/atropos) on the protocol of a rollout handler
 and on BaseEnv. Every promise of them is a row here, in our words: a route, a field, a flag, a default or a behaviour. A
 test of this repository shows each row. Where the documents have examples, tests run them as they stand there.
@@ -15,9 +35,11 @@ test of this repository shows each row. Where the documents have examples, tests
 class Row:
     promise: str
     state: str
-    tests: tuple[str, ...]
+    tests: list[str]
     here: str = ""
+    """How it is called here, if there is more to say."""
     why: str = ""
+    """Why it is not exact."""
 
     def line(self, number: str) -> str:
         words = "; because ".join(filter(None, (self.here, self.why)))
@@ -29,7 +51,7 @@ class Row:
 class Document:
     letter: str
     title: str
-    rows: tuple[Row, ...]
+    rows: list[Row]
 
     def section(self) -> str:
         lines = [row.line(f"{self.letter}{number}") for number, row in enumerate(self.rows, 1)]
@@ -44,15 +66,13 @@ class Document:
 def documents() -> list[Document]:
     data: dict[str, Any] = tomllib.loads(DATA.read_text())
     return [
-        Document(each["letter"], each["title"], tuple(Row(**row | {"tests": tuple(row["tests"])}) for row in rows))
-        for each in data["document"]
-        for rows in [data[each["rows"]]]
+        Document(each["letter"], each["title"], [Row(**row) for row in data[each["rows"]]]) for each in data["document"]
     ]
 
 
 def page() -> str:
     found = documents()
-    everything = Document("", "all", tuple(row for document in found for row in document.rows))
+    everything = Document("", "all", [row for document in found for row in document.rows])
     head = (f"| | rows | {' | '.join(STATES)} |", "|---|---|---|---|---|")
     summary = "\n".join((*head, *(document.summary() for document in (*found, everything))))
     return f"{HEAD}{summary}\n{''.join(document.section() for document in found)}"
