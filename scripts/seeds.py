@@ -19,9 +19,10 @@ HEAD = """# What Claw-R1's and Atropos' documents promise, row by row
 Written by `scripts/seeds.py` from `scripts/seeds.toml`.
 
 Stepwell was built from four documents: those of [Claw-R1](https://github.com/AgentR1/Claw-R1) on its gateway server and
-its middleware layer, and those of [Atropos](https://github.com/NousResearch/atropos) on the protocol of a rollout handler
-and on BaseEnv. Every promise of them is a row here, in our words: a route, a field, a flag, a default or a behaviour. A
-test of this repository shows each row. Where the documents have examples, tests run them as they stand there.
+its middleware layer, and those of [Atropos](https://github.com/NousResearch/atropos) on the protocol of a rollout
+handler and on BaseEnv. Every promise of them is a row here, in our words: a route, a field, a flag, a default or a
+behaviour. A test of this repository shows each row. Where the documents have examples, tests run them as they stand
+there.
 
 - **exact**: it is there under the documented name, and behaves as described. What it does beyond that is on the
   pages for those who [come from Claw-R1](coming-from-claw-r1.md) or [from Atropos](coming-from-atropos.md).
