@@ -7,13 +7,14 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from stepwell.config.sections import Duration, Listed, RaySection
+from stepwell.pool.api.leasing import Order
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, Overflow
 from stepwell.pool.api.staleness import STALENESS_RULES
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts itself, on every node."""
 
-PARSED = {"overflow", "on_deadline", "on_reward_failure", "unfinished_reward"}
+PARSED = {"overflow", "order", "on_deadline", "on_reward_failure", "unfinished_reward"}
 """Settings that have another form in Limits."""
 
 
@@ -49,6 +50,8 @@ class PoolSettings(RaySection):
     """What a full channel does: drop_oldest, or refuse new trajectories."""
     group_size: int = Field(default=1, ge=1)
     """Trajectories in a group, where the registration does not say it."""
+    order: Literal["oldest_ready", "strict"] = "oldest_ready"
+    """Which groups a fetch that names no order gets: oldest_ready, or strict: no group overtakes the oldest."""
     group_deadline: float | None = Field(default=None, gt=0)
     """Seconds that a group may take to complete."""
     on_deadline: Literal["partial", "drop", "refill"] = "partial"
@@ -88,6 +91,7 @@ class PoolSettings(RaySection):
         return Limits(
             **self.model_dump(include=set(Limits.__slots__) - PARSED),
             unfinished_reward=None if self.unfinished_reward == "drop" else self.unfinished_reward,
+            order=Order(self.order),
             overflow=Overflow(self.overflow),
             on_deadline=OnDeadline(self.on_deadline),
             on_reward_failure=OnRewardFailure(self.on_reward_failure),

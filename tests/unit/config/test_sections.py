@@ -8,6 +8,7 @@ from stepwell.config.serving import AtroposSettings, GatewaySettings
 from stepwell.config.tools import DoctorSettings
 from stepwell.config.up import StatusSettings
 from stepwell.errors import BadRequest
+from stepwell.pool.api.leasing import Order
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, Overflow
 
 SEED_FLAGS = (
@@ -137,10 +138,12 @@ def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_pools_limits_are_set_by_flags_in_the_words_of_the_documentation() -> None:
     flags = (
         "--overflow refuse --on-deadline refill --on-stale mask --max-staleness 4 --require-reward --max-bytes 1000 "
-        "--reward-attempts 5 --on-reward-failure drop_group --max-share-per-user 0.1 --unfinished-reward drop"
+        "--order strict --reward-attempts 5 --on-reward-failure drop_group --max-share-per-user 0.1 "
+        "--unfinished-reward drop"
     )
     limits = read_settings(PoolSettings, flags.split(), "pool").limits()
     assert limits == Limits(
+        order=Order.STRICT,
         overflow=Overflow.REFUSE,
         on_deadline=OnDeadline.REFILL,
         on_stale="mask",

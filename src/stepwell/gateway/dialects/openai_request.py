@@ -129,7 +129,7 @@ def choose_model(request: dict[str, Any], models: Sequence[str]) -> None:
     if models and request.get("model") in (None, DEFAULT_MODEL):
         request["model"] = models[0]
     elif models and request["model"] not in models:
-        asked, served = str(request["model"])[:80], ", ".join(models)
+        asked, served = str(request["model"])[:80], f"{', '.join(models)} (`{DEFAULT_MODEL}` is {models[0]})"
         raise ModelNotFound(f"the model `{asked}` does not exist here; this gateway serves {served}")
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from stepwell.common.message_format import message
 from stepwell.common.urls import hide_password
+from stepwell.pool.api.leasing import Order
 from stepwell.pool.api.shard_layout import Layout
 
 
@@ -58,6 +59,8 @@ class Limits:
     overflow: Overflow = Overflow.DROP_OLDEST
     group_size: int = 1
     """Trajectories in a group if its first registration does not say."""
+    order: Order = Order.OLDEST_READY
+    """The order of fetches that name none."""
     group_deadline: float | None = None
     """Seconds a group may take from its first trajectory to its completion. Sessions have no deadline."""
     on_deadline: OnDeadline = OnDeadline.PARTIAL

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from stepwell.errors import BadRequest, Conflict, PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.leasing import (
+    BatchRequest,
     BatchTerms,
     ExactFill,
     HasLeases,
@@ -148,7 +149,7 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
         self, count: int, *, timeout: float = 60.0, lease: float | None = None, **terms: Unpack[BatchTerms]
     ) -> Batch:
         """Without a lease, the batch is acknowledged as soon as it has arrived here."""
-        request = read_batch_request(count, **terms)
+        request = await self._request(count, **terms)
         seconds = DELIVERY_LEASE if lease is None else lease
         leased = await fetch_oldest(self.shards, self._held, request, timeout, seconds)
         if lease is None:
@@ -163,8 +164,13 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
         """At once, possibly none."""
         if most < 1:
             raise BadRequest(f"ask for one batch or more, not {most}")
-        request = read_batch_request(1, **terms)
+        request = await self._request(1, **terms)
         return [batch_of(leased) for leased in await take_ready(self.shards, self._held, request, most, lease)]
+
+    async def _request(self, count: int, **terms: Unpack[BatchTerms]) -> BatchRequest:
+        """In the pool's order, unless the terms name one."""
+        order = (await self.shards.plan()).limits.order
+        return read_batch_request(count, **{"order": order, **terms})
 
     async def fill_batch(
         self,
@@ -279,8 +285,9 @@ class DataPool:
         FetchTimeout says what is missing. With a `lease`, a batch is yours until you acknowledge or return it, or this
         process dies; `lease` is the longest time in seconds without heartbeats from here. Without a lease, it counts as
         trained on arrival. The terms, all optional: `channel`, `unit` ("groups",
-        "trajectories", "steps"), `order` ("oldest_ready", "strict"), `history` (the share drawn from trained groups),
-        `min_exactness` ("engine", "submitted", "retokenized") and `untrainable` (include steps that are marked so).
+        "trajectories", "steps"), `order` ("oldest_ready", "strict"; else the pool's), `history` (the share drawn from
+        trained groups), `min_exactness` ("engine", "submitted", "retokenized") and `untrainable` (include steps that
+        are marked so).
         """
         return self._run(self._client.fetch_batch(count, timeout=timeout, lease=lease, **terms))
 

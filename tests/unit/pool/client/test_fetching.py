@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell.errors import FetchTimeout, LeaseExpired
-from stepwell.pool.api.leasing import batch_of_lease
+from stepwell.pool.api.leasing import Order, batch_of_lease
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.api.shard_layout import Layout
@@ -84,6 +84,16 @@ async def test_in_strict_order_an_unfinished_group_on_one_shard_holds_all_shards
     await client.submit_steps([make_step("slow", "p2")])
     await client.complete_trajectory("slow", "p2", None)
     assert (await client.fetch_batch(4, order="strict")).columns.prompt_uids == ["p2", "p3", "p4", "p5"]
+
+
+async def test_a_fetch_without_an_order_has_the_pools() -> None:
+    pool = LocalPool(order=Order.STRICT)
+    await pool.register_trajectory(Registration("slow", "old"))
+    await rollouts(pool, "young")
+    with pytest.raises(FetchTimeout, match="'old', has 0 of 1 trajectories complete and 1 started and nothing may"):
+        await pool.fetch_batch(1, timeout=0.05)
+    assert await pool.fetch_ready(1, lease=60.0) == []
+    assert (await pool.fetch_batch(1, order="oldest_ready")).columns.prompt_uids == ["young"]
 
 
 async def test_a_shard_that_is_away_is_passed_over_except_in_strict_order(client: LocalPool) -> None:
