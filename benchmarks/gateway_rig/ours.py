@@ -50,7 +50,7 @@ class OurGateway:
         opened = [self.server.ask("/init_trajectory", {}, key=self.key) for _ in range(clients)]
         self._bases = [trajectory["base_url"].removeprefix(self.server.url) for trajectory in opened]
         return [
-            Door(f"{base}/v1/{SPOKEN[self.dialect].path}", trajectory["api_key"])
+            Door(f"{base}/{SPOKEN[self.dialect].path}", trajectory["api_key"])
             for base, trajectory in zip(self._bases, opened, strict=True)
         ]
 

@@ -150,7 +150,7 @@ class TrajectoryContext:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
 
     def _end(self, how: str, body: Mapping[str, Any]) -> None:
-        self.status = self._post(f"{self.base_url}/v1/{how}_trajectory", body)["status"]
+        self.status = self._post(f"{self.base_url}/{how}_trajectory", body)["status"]
 
     def _post(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
         deadline = time.monotonic() + self._patience

@@ -4,6 +4,8 @@ a user to open sessions, and an issued key, of a key file, allows what its role 
 - A trajectory key is an HMAC of the trajectory's names under the control key. Every process with the same control key
   can check it, and none has to store it. If its trajectory was opened with an issued key, it names that one, and is
   void when that one is. If it is the key of a session, it tells its user, whose quota holds for all sessions.
+- The owner's key of a trajectory is for a base_url that contains its key: it holds under any prompt_uid, and steers
+  the trajectory too.
 - A session key names its user, and says whether the user's calls are recorded, with an HMAC of both.
 - The time of a comparison does not depend on where two keys differ.
 - A header that cannot be parsed is refused like a wrong key; it never raises.
@@ -39,6 +41,8 @@ BEARER = b"bearer "
 BASIC = b"basic "
 CACHED_KEYS = 10_000
 """An agent calls many times with the same key."""
+ANY_GROUP = ""
+"""In an owner's key, in the place of the prompt_uid. No group has this name."""
 LONGEST_MESSAGE = 1_000
 """Bytes of a trajectory's two names. Longer ones name nothing, and are not cached."""
 
@@ -75,6 +79,10 @@ class AccessKeys:
             issuer = USER_MARK + _encoded(opener.session.user.encode(errors="surrogatepass"))
         return _derived_key(self._control[0], _key_message(trajectory_uid, prompt_uid), issuer).decode("ascii")
 
+    def owner_key(self, trajectory_uid: str, opener: Caller) -> str:
+        """The key with which the opener of a trajectory steers it and its agent calls, whatever its prompt_uid."""
+        return self.trajectory_key(trajectory_uid, ANY_GROUP, opener)
+
     def may_control(self, authorization: str | bytes | None) -> bool:
         caller = self.caller(authorization)
         return caller is not None and caller.role is Role.ADMIN
@@ -88,28 +96,39 @@ class AccessKeys:
         opened with a session key has the session of that key."""
         if self.open:
             return ANYONE
+        opener = self._opener(authorization, trajectory_uid, prompt_uid)
+        if opener is None or opener.session is None:
+            return None if opener is None else AGENT
+        return replace(AGENT, session=opener.session)
+
+    def owner(self, authorization: str | bytes | None, trajectory_uid: str) -> Caller | None:
+        """Who opened the trajectory, if the header has its owner's key. A control key's holder is a runner here."""
+        opener = self._opener(authorization, trajectory_uid, ANY_GROUP)
+        return replace(opener, role=Role.RUNNER) if opener is not None and opener.role is Role.ADMIN else opener
+
+    def _opener(self, authorization: str | bytes | None, trajectory_uid: str, prompt_uid: str) -> Caller | None:
+        """Who opened the trajectory, as its key tells; None if the header has another key, or the opener's is void."""
         key, message = _key_in(authorization), _key_message(trajectory_uid, prompt_uid)
         if len(message) > LONGEST_MESSAGE:
             return None
-        for control in self._control:
+        for control, admin in zip(self._control, self._admins, strict=True):
             if hmac.compare_digest(key, _derived_key(control, message)):
-                return AGENT
+                return admin
         issuer = key.removeprefix(PREFIX).partition(ISSUER_MARK)[0] if ISSUER_MARK in key else b""
-        agent = self._agent_of(issuer) if issuer else None
-        if agent is None or not any(
+        opener = self._opener_named(issuer) if issuer else None
+        if opener is None or not any(
             hmac.compare_digest(key, _derived_key(control, message, issuer)) for control in self._control
         ):
             return None
-        return agent
+        return opener
 
-    def _agent_of(self, issuer: bytes) -> Caller | None:
-        """An agent whose key names this opener; None if the opener's key is void, or there is none."""
+    def _opener_named(self, issuer: bytes) -> Caller | None:
+        """None if the opener's key is void, or there is none."""
         if issuer.startswith(USER_MARK):
             with suppress(ValueError):
                 return replace(AGENT, session=SessionKey(_decoded(issuer[1:]).decode(errors="surrogatepass")))
             return None
-        opener = self._issued.find_id(issuer.decode(errors="replace")) if self._issued is not None else None
-        return None if opener is None else replace(AGENT, session=opener.session)
+        return self._issued.find_id(issuer.decode(errors="replace")) if self._issued is not None else None
 
     def caller(self, *authorizations: str | bytes | None) -> Caller | None:
         """Who makes a request with these headers: by a control key, else by an issued key, else by a session key. None
@@ -160,6 +179,11 @@ def _require_strong(number: int, key: str) -> None:
             f"control key {number} has {len(key)} characters and could be guessed; use {MIN_LENGTH} or more, for "
             'example what `python -c "import secrets; print(secrets.token_urlsafe(32))"` prints'
         )
+
+
+def is_in_url(authorization: str | None) -> bool:
+    """Whether a key came as a part of the URL: HTTP clients send that as basic credentials."""
+    return (authorization or "").lower().startswith(BASIC.decode())
 
 
 def _key_in(authorization: str | bytes | None) -> bytes:

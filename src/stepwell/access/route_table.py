@@ -11,8 +11,10 @@ from stepwell.access.caller import Role
 from stepwell.pool.api.sessions import SESSION_ROOT, UNRECORDED_ROOT, V1_ROOT
 
 TRAJECTORY_ROOT = "/{trajectory_uid}/{prompt_uid}"
-BELOW_A_TRAJECTORY = ("/v1", "", "/v1/v1")
-"""An agent may append /v1 or not, to a base_url that ends in /v1 or not."""
+BELOW_A_TRAJECTORY = ("/v1", "", "/v1/v1", "/v1/v1/v1")
+"""A base_url ends in /v1. A user may remove that or append another one, and so may the user's client."""
+ANY_V1 = rf"(?:/v1){{0,{len(BELOW_A_TRAJECTORY) - 1}}}"
+"""One of BELOW_A_TRAJECTORY, as a regular expression."""
 ROOTS = (f"/{V1_ROOT}", f"/{V1_ROOT}/v1", *(f"/{SESSION_ROOT}{v1}" for v1 in BELOW_A_TRAJECTORY))
 """Where a call opens a session, or its header names the trajectory: /v1 and its other spellings."""
 UNRECORDED_ROOTS = tuple(f"/{UNRECORDED_ROOT}{v1}" for v1 in BELOW_A_TRAJECTORY)

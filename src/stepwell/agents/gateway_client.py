@@ -109,7 +109,7 @@ class GatewayClient:
 
     async def chat(self, base_url: str, api_key: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """An agent's call; returns the engine's reply."""
-        url = f"{base_url}/v1/chat/completions"
+        url = f"{base_url}/chat/completions"
         try:
             encoded = orjson.dumps(body)
         except TypeError as failure:

@@ -42,6 +42,7 @@ class ModelAccess:
     """All that a harness is told about the model."""
 
     base_url: str
+    """It ends in /v1."""
     api_key: str = field(repr=False)
     model: str
 
@@ -128,7 +129,7 @@ class ClaudeCode(CommandLineHarness):
         return Invocation(
             arguments=["-p"],
             env={
-                "ANTHROPIC_BASE_URL": access.base_url,
+                "ANTHROPIC_BASE_URL": access.base_url.removesuffix("/v1"),
                 "ANTHROPIC_API_KEY": access.api_key,
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
                 **dict.fromkeys(models, access.model),
@@ -146,7 +147,7 @@ class Codex(CommandLineHarness):
     def invocation(self, access: ModelAccess, prompt: str, workdir: Path) -> Invocation:
         provider = {
             "name": PROVIDER,
-            "base_url": f"{access.base_url}/v1",
+            "base_url": access.base_url,
             "env_key": KEY_VARIABLE,
             "wire_api": "responses",
         }
@@ -175,7 +176,7 @@ class OpenClaw(CommandLineHarness):
 
     def invocation(self, access: ModelAccess, prompt: str, workdir: Path) -> Invocation:
         provider = {
-            "baseUrl": f"{access.base_url}/v1",
+            "baseUrl": access.base_url,
             "apiKey": access.api_key,
             "api": "openai-completions",
             "models": [{"id": access.model, "name": access.model}],
@@ -206,7 +207,7 @@ class Opencode(CommandLineHarness):
     def invocation(self, access: ModelAccess, prompt: str, workdir: Path) -> Invocation:
         provider = {
             "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": f"{access.base_url}/v1", "apiKey": access.api_key},
+            "options": {"baseURL": access.base_url, "apiKey": access.api_key},
             "models": {access.model: {}},
         }
         settings = {
@@ -238,7 +239,7 @@ class QwenCode(CommandLineHarness):
         return Invocation(
             arguments=["--approval-mode", "yolo"],
             env={
-                "OPENAI_BASE_URL": f"{access.base_url}/v1",
+                "OPENAI_BASE_URL": access.base_url,
                 "OPENAI_API_KEY": access.api_key,
                 "OPENAI_MODEL": access.model,
             },

@@ -70,9 +70,12 @@ class TrajectoryLifecycle:
     quotas: CallQuotas
     metrics: GatewayMetrics
 
-    async def open(self, wanted: gateway_api.InitTrajectory, root: str, caller: Caller) -> gateway_api.TrajectoryOpened:
-        """`root` is the gateway's own address as the caller knows it, with a slash at its end. With a session key, a
-        session of its user is opened, and nothing else; that counts as a call of the user."""
+    async def open(
+        self, wanted: gateway_api.InitTrajectory, root: str, caller: Caller, *, is_key_in_url: bool = False
+    ) -> gateway_api.TrajectoryOpened:
+        """`root` is the gateway's own address as the caller knows it, with a slash at its end. If that contained the
+        caller's key, so does the base_url contain the trajectory's. With a session key, a session of its user is
+        opened, and nothing else; that counts as a call of the user."""
         if caller.session is not None:
             wanted = _of_session_key(wanted, caller.session)
         elif caller.is_scoped:
@@ -80,10 +83,13 @@ class TrajectoryLifecycle:
             caller.require_channel(wanted.channel)
         with self.quotas.call_of(caller.quota_name, 0):
             ref = await (self._open_session if wanted.session else self._open_rollout)(wanted, caller)
+        if is_key_in_url and not (self.keys.open or wanted.session or wanted.trajectory_uid):
+            # A caller that chose the uid may have chosen somebody else's.
+            root = root.replace("://", f"://:{self.keys.owner_key(ref.trajectory_uid, caller)}@", 1)
         return gateway_api.TrajectoryOpened(
             trajectory_uid=ref.trajectory_uid,
             prompt_uid=ref.prompt_uid,
-            base_url=f"{root}{ref.trajectory_uid}/{ref.prompt_uid}",
+            base_url=f"{root}{ref.trajectory_uid}/{ref.prompt_uid}/v1",
             api_key=self.keys.trajectory_key(ref.trajectory_uid, ref.prompt_uid, caller),
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stepwell.access.route_table import BELOW_A_TRAJECTORY
 from stepwell.pool.api.plan import Overflow
 from stepwell.steps.step import Exactness
 from tests.rig.fake_engine import FakeEngine, Faults
@@ -79,7 +80,7 @@ async def test_the_agent_gets_only_what_it_asked_for(http: aiohttp.ClientSession
     assert answer["choices"][0]["logprobs"] is None
 
 
-@pytest.mark.parametrize("below", ["", "/v1", "/v1/v1"])
+@pytest.mark.parametrize("below", BELOW_A_TRAJECTORY)
 async def test_every_spelling_of_the_base_url_works(http: aiohttp.ClientSession, pool: LocalPool, below: str) -> None:
     path = await init(http)
     for call in ("chat/completions", "register_trajectory", "complete_trajectory"):

@@ -29,7 +29,7 @@ def test_curl_opens_a_trajectory_and_the_sdks_record_others(data_pool: DataPool,
     with start_gateway() as gateway:
         opening = example("bash", "curl", "task-7").replace("http://127.0.0.1:8100", gateway.url)
         opened = json.loads(run("bash", "-c", opening))
-        assert opened["base_url"] == f"{gateway.url}/{opened['trajectory_uid']}/task-7"
+        assert opened["base_url"] == f"{gateway.url}/{opened['trajectory_uid']}/task-7/v1"
         code = example("python", "import stepwell") + example("python", "import anthropic")
         said = run(sys.executable, "-c", code.replace("http://127.0.0.1:8100", gateway.url))
     with data_pool.batch(2, timeout=60) as batch:

@@ -5,16 +5,12 @@ docs/coming-from-claw-r1.md.
 """
 
 import asyncio
-import runpy
-import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import aiohttp
 import pytest
-from openai import AsyncOpenAI, BadRequestError
 
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
@@ -27,7 +23,6 @@ from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.issued_keys import CONTROL, bearer
 from tests.rig.local_pool import LocalPool
-from tests.rig.originals import original
 
 STEP: dict[str, Any] = {
     "prompt_ids": [1, 2, 3],
@@ -80,10 +75,10 @@ async def post(http: aiohttp.ClientSession, path: str, body: Any = None) -> tupl
 
 
 async def opened(http: aiohttp.ClientSession, **wanted: Any) -> str:
-    """The path of a new trajectory's base_url."""
+    """The path of a new trajectory's base_url, without its /v1."""
     status, answer = await post(http, "/init_trajectory", wanted or None)
     assert status == 200
-    return f"/{answer['trajectory_uid']}/{answer['base_url'].rpartition('/')[2]}"
+    return f"/{answer['trajectory_uid']}/{answer['prompt_uid']}"
 
 
 async def ready(http: aiohttp.ClientSession) -> None:
@@ -342,43 +337,6 @@ async def test_differs_a_url_without_a_uid_is_refused(http: aiohttp.ClientSessio
     status, answer = await post(http, f"/17/v1/{call}", body)
     assert (status, "/TRAJECTORY_UID/PROMPT_UID" in answer["error"]["message"]) == (400, True), answer
     assert not pool.rules.state.trajectories
-
-
-async def test_claw_r1s_own_black_box_flow_is_refused_instead_of_trained_in_a_wrong_group(
-    http: aiohttp.ClientSession, pool: LocalPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes the last two parts of the base_url for the prompt_uid and /v1."""
-    flow_of = claw_r1_flow(original("claw/claw_r1/blackbox_agent/blackbox_agent_flow.py"), monkeypatch)
-    said = []
-    for uid in (17, 18):
-        flow = flow_of(http)
-        with pytest.raises(BadRequestError) as refused:
-            await flow.run({}, uid=uid, raw_prompt="x", reward_model={"ground_truth": "72"})
-        said.append(str(refused.value))
-    assert all("the URL has 'v1' in the place of a uid" in text for text in said)
-    assert pool.rules.stats().submitted == 0
-    assert all(one.group.prompt_uid != "v1" for one in pool.rules.state.trajectories.values())
-
-
-def claw_r1_flow(file: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[aiohttp.ClientSession], Any]:
-    """Its own class, with an agent that calls as its example does, and without its modules that need verl."""
-    module: Any = ModuleType("claw_r1.agent_flow.agent_flow")
-    module.AgentFlowBase, module.register = object, lambda _: lambda flow: flow
-    for name in ("claw_r1", "claw_r1.agent_flow"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    base = runpy.run_path(str(file))["BlackBoxAgentFlowBase"]
-
-    class Flow(base):  # type: ignore[misc, valid-type]
-        def __init__(self, http: aiohttp.ClientSession) -> None:
-            self.gateway_url = str(http._base_url).rstrip("/")
-
-        async def _run_agent(self, base_url: str, kwargs: dict[str, Any]) -> int:
-            async with AsyncOpenAI(base_url=base_url, api_key="not-needed", max_retries=0) as client:
-                await client.chat.completions.create(**{**CHAT, "model": "default"})
-            return 1
-
-    return Flow
 
 
 async def test_differs_a_call_after_the_completion_is_refused(http: aiohttp.ClientSession, pool: LocalPool) -> None:

@@ -37,7 +37,7 @@ def gateway() -> Iterator[RestartingGateway]:
             elif len(calls) == 2:
                 self._answer(503, b"<html>no upstream</html>")
             else:
-                root = f"{gateway.url}/{body.get('trajectory_uid')}/{body.get('prompt_uid')}"
+                root = f"{gateway.url}/{body.get('trajectory_uid')}/{body.get('prompt_uid')}/v1"
                 self._answer(
                     200, json.dumps({**body, "base_url": root, "api_key": "-", "status": "completed"}).encode()
                 )

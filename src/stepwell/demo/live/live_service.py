@@ -68,7 +68,7 @@ class UserConversation:
     async def _open(self) -> None:
         body = {"session": True, "trajectory_uid": self.id}
         opened = await self._client.post("/init_trajectory", body=body, cast_to=dict)
-        self._client = self._client.with_options(base_url=f"{opened['base_url']}/v1", api_key=opened["api_key"])
+        self._client = self._client.with_options(base_url=opened["base_url"], api_key=opened["api_key"])
 
     async def press_thumb(self, *, up: bool) -> None:
         """About the last reply."""

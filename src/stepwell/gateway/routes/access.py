@@ -13,6 +13,7 @@ from stepwell.access.caller import AGENT, Caller, Role
 from stepwell.access.route_guard import RouteGuard, wrong_role
 from stepwell.access.route_table import TRAJECTORY_ROOT, Route, RouteTable, gateway_routes
 from stepwell.errors import Forbidden
+from stepwell.gateway.call_placement import RESERVED_PREFIXES
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.pool.api.sessions import RESERVED_UIDS
 
@@ -48,6 +49,9 @@ class AccessCheck:
         try:
             return route, self.guard.admit(route, scope, *headers)
         except Forbidden:
+            owner = self._owner(trajectory_uid, prompt_uid, headers)
+            if owner is not None and (is_for_agents or owner.role in route.roles):
+                return route, AGENT if is_for_agents else owner
             if trajectory_uid and not is_for_agents and self._agent(trajectory_uid, prompt_uid, headers) is not None:
                 agent = replace(AGENT, id=f"of trajectory {trajectory_uid}")
                 self.guard.refuse(route, scope, agent, wrong_role(route, agent))
@@ -61,6 +65,14 @@ class AccessCheck:
         """Who has the key of that trajectory, if anybody has."""
         agents = (self._keys.agent(header, trajectory_uid, prompt_uid) for header in headers)
         return next((agent for agent in agents if agent is not None), None)
+
+    def _owner(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes | None]) -> Caller | None:
+        """Who opened that trajectory, if a header has its owner's key. Nobody for the prompt_uid of a session: it names
+        the session, whatever the trajectory_uid beside it."""
+        if not trajectory_uid or prompt_uid.startswith(RESERVED_PREFIXES):
+            return None
+        owners = (self._keys.owner(header, trajectory_uid) for header in headers)
+        return next((owner for owner in owners if owner is not None), None)
 
     def _asked(self, method: str, path: str) -> tuple[Route, str, str]:
         """The route of a path, and the trajectory that it names, if any."""

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.datastructures import URL
 
 from stepwell.access.caller import Caller
-from stepwell.access.route_table import MODELS, ROOTS, UNRECORDED_ROOTS, Route
+from stepwell.access.route_table import ANY_V1, MODELS, ROOTS, UNRECORDED_ROOTS, Route
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.errors import StepwellError, TooLarge, UnknownAddress
@@ -77,7 +77,7 @@ class GatewayAsgi:
         self._largest_body = largest_body
         self._dialects = {path: dialect for dialect in dialects for path in call_paths(dialect)}
         paths = "|".join(map(re.escape, self._dialects))
-        trajectory = rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/)({UID_PATTERN})/({UID_PATTERN})(?:/v1){{0,2}}"
+        trajectory = rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/)({UID_PATTERN})/({UID_PATTERN}){ANY_V1}"
         others = f"({'|'.join(UNRECORDED_ROOTS)})|{'|'.join(ROOTS)}"
         self._model_call = re.compile(rf"(?:{trajectory}|{others})/({paths})")
 

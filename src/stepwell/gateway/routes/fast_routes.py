@@ -14,11 +14,13 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from stepwell.access.caller import caller_of
+from stepwell.access.route_table import ANY_V1
 from stepwell.errors import StepwellError, TooLarge
 from stepwell.gateway.exchange import send_error
 from stepwell.gateway.http.error_responses import JSON, describe, describe_logged
 from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.gateway.routes.trajectory_routes import open_as_asked
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS
@@ -30,7 +32,7 @@ Handler: TypeAlias = Callable[[Message, bytes], Answering]
 
 OPEN_PATH = "/init_trajectory"
 COMPLETE_PATH = re.compile(
-    rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/){UID_PATTERN}/{UID_PATTERN}(?:/v1){{0,2}}/complete_trajectory"
+    rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/){UID_PATTERN}/{UID_PATTERN}{ANY_V1}/complete_trajectory"
 )
 
 
@@ -69,7 +71,7 @@ class FastRoutes:
 
     def _open(self, scope: Message, body: bytes) -> Answering:
         wanted = gateway_api.InitTrajectory.model_validate_json(body or b"{}")
-        return self._lifecycle.open(wanted, str(Request(scope).base_url), caller_of(scope))
+        return open_as_asked(self._lifecycle, wanted, Request(scope))
 
     def _complete(self, scope: Message, body: bytes) -> Answering:
         wanted = gateway_api.CompleteTrajectory.model_validate_json(body or b"{}")

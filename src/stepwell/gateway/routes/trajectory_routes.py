@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from stepwell.access.access_keys import is_in_url
 from stepwell.access.caller import Caller, SessionKey, caller_of
 from stepwell.access.route_table import MODELS, ROOTS, UNRECORDED_ROOTS
 from stepwell.engines.fleet import EngineFleet
@@ -39,6 +40,13 @@ By = Annotated[Caller, Depends(caller_of_request)]
 """Who asks."""
 
 
+async def open_as_asked(
+    lifecycle: TrajectoryLifecycle, wanted: gateway_api.InitTrajectory, request: Request
+) -> gateway_api.TrajectoryOpened:
+    key = is_in_url(request.headers.get("authorization"))
+    return await lifecycle.open(wanted, str(request.base_url), caller_of(request.scope), is_key_in_url=key)
+
+
 def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: EngineFleet) -> APIRouter:
     """Routes that name no trajectory."""
     router = APIRouter()
@@ -49,7 +57,7 @@ def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: Engi
     ) -> gateway_api.TrajectoryOpened:
         """Open a trajectory, and get the base_url and key to give to its agent."""
         wanted = wanted or gateway_api.InitTrajectory()
-        return await lifecycle.open(wanted, str(request.base_url), caller_of(request.scope))
+        return await open_as_asked(lifecycle, wanted, request)
 
     @router.post("/session_keys")
     async def issue_session_key(request: Request, wanted: gateway_api.IssueSessionKey) -> gateway_api.SessionKeyIssued:

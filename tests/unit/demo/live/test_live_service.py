@@ -43,7 +43,7 @@ class ScriptedGateway:
         asked = await request.json()
         assert asked["session"] is True
         uid = asked["trajectory_uid"]
-        return web.json_response({"base_url": f"{self.url}/{uid}", "api_key": KEY})
+        return web.json_response({"base_url": f"{self.url}/{uid}/v1", "api_key": KEY})
 
     async def chat(self, request: web.Request) -> web.Response:
         self.keys.add(request.headers["authorization"])

@@ -7,6 +7,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import AGENT, Role
 from stepwell.access.key_file import KeyFile, create_key
 from stepwell.access.route_guard import RouteGuard
+from stepwell.access.route_table import BELOW_A_TRAJECTORY
 from stepwell.errors import Forbidden, NotPermitted
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.routes.access import AccessCheck, access_table
@@ -41,7 +42,7 @@ def keys() -> AccessKeys:
 CALLS = ("POST {}/chat/completions", "POST {}/completions", "GET {}/models")
 
 
-@pytest.mark.parametrize("prefix", ["", "/v1", "/v1/v1"])
+@pytest.mark.parametrize("prefix", BELOW_A_TRAJECTORY)
 def test_an_agent_may_talk_to_the_model_but_not_steer_its_trajectory(keys: AccessKeys, prefix: str) -> None:
     own = bearer(keys.trajectory_key("t", "p"))
     for call in CALLS:
@@ -76,7 +77,7 @@ def test_what_no_trajectory_is_named_in_needs_a_key_of_its_own_except_the_probes
     [
         *("", "/", "//", "///", "/a/route/of/tomorrow", "/tomorrow", "health", "/health/", "//health"),
         *("/health/../pacing", "/docs"),
-        *("/t/p", "/t/p/", "/t/p/v1", "/t/p/v2/models", "/t/p/models/", "/t/p//models", "/t/p/v1/v1/v1/models"),
+        *("/t/p", "/t/p/", "/t/p/v1", "/t/p/v2/models", "/t/p/models/", "/t/p//models", "/t/p/v1/v1/v1/v1/models"),
         *("/t/p/v1/chat/completions/", "/t/p/../metrics", "/t/p/pause", "/t/p/v1/collective_rpc", "/x/t/p/v1/models"),
         *("/t/p/v1/chat/completions/render", "/v1/chat", "/{trajectory_uid}/{prompt_uid}/pacing", "/T/P/V1/MODELS"),
     ],

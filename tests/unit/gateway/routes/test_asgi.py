@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller
 from stepwell.access.route_guard import RouteGuard
+from stepwell.access.route_table import BELOW_A_TRAJECTORY
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.dialects import DIALECTS
@@ -80,7 +81,7 @@ async def ask(
     return (sent[0]["status"], json.loads(sent[1]["body"])["error"]) if sent else (0, None)
 
 
-@pytest.mark.parametrize("below", ["", "/v1", "/v1/v1"])
+@pytest.mark.parametrize("below", BELOW_A_TRAJECTORY)
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 async def test_an_agents_call_is_found_however_its_base_url_ends(below: str, dialect: Dialect) -> None:
     behind = Behind()
@@ -92,10 +93,10 @@ async def test_an_agents_call_is_found_however_its_base_url_ends(below: str, dia
     "path",
     [
         "/v1/v1/v1/chat/completions",
-        "/session/v1/v1/v1/chat/completions",
+        "/session/v1/v1/v1/v1/chat/completions",
         "/unrecorded/p/chat/completions",
         "/t/chat/completions/",
-        "/t/p/v1/v1/v1/chat/completions",
+        "/t/p/v1/v1/v1/v1/chat/completions",
         "/t/p/chat/completions/",
         "//t/p/chat/completions",
         "/t/p//chat/completions",
@@ -123,7 +124,7 @@ async def test_a_model_call_at_the_root_is_in_a_session_of_its_caller(root: str)
     assert (behind.served, behind.whitebox) == ([(NO_TRAJECTORY, DIALECTS[1])], [False])
 
 
-@pytest.mark.parametrize("below", ["", "/v1", "/v1/v1"])
+@pytest.mark.parametrize("below", BELOW_A_TRAJECTORY)
 async def test_a_model_call_below_unrecorded_is_in_no_session(below: str) -> None:
     behind = Behind()
     await ask(behind, f"/unrecorded{below}/completions")

@@ -53,7 +53,7 @@ def _with_model(agent: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     from harbor.agents.factory import AgentFactory
     from harbor.models.trial.config import AgentConfig
 
-    base_url, key = f"{asked['base_url']}/v1", asked["api_key"]
+    base_url, key = asked["base_url"], asked["api_key"]
     agent = {"model_name": f"openai/{asked['model']}", **agent}
     if AgentFactory.get_agent_class_from_config(AgentConfig.model_validate(agent)).MODEL_CONNECTION is None:
         return {**agent, "env": {**agent.get("env", {}), "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key}}

@@ -47,7 +47,7 @@ class VerifiersTasks:
         variable = f"STEPWELL_ROLLOUT_KEY_{asked['id']}"  # verifiers takes a key by the name of a variable
         os.environ[variable] = asked["api_key"]
         try:
-            client = EvalClientConfig(base_url=f"{asked['base_url']}/v1", api_key_var=variable)
+            client = EvalClientConfig(base_url=asked["base_url"], api_key_var=variable)
             context = ModelContext(model=asked["model"], client=client, sampling=self._sampling)
             episode = await self._env.run_episode(self._tasks[asked["task"]], context)
         finally:
