@@ -4,7 +4,6 @@ The names of metrics and attributes are Atropos', so that dashboards and subclas
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from stepwell.envs.config import BaseEnvConfig
 from stepwell.envs.failure_count import FailureCount
+from stepwell.envs.output.eval_files import write_evaluation
 from stepwell.envs.output.wandb_tracker import TABLE, RolloutTable, WandbTracker
 from stepwell.envs.scored_data import Item, ScoredDataGroup
 
@@ -118,24 +118,19 @@ class EnvTracking:
             return
         task = task_name or f"{self.name}_eval"
         end = time.time() if end_time is None else end_time
-        general = {
-            "model_name": model_name,
-            "total_evaluation_time_seconds": str(end - (end if start_time is None else start_time)),
-            "generation_parameters": {"max_new_tokens": self.config.max_token_length, **(generation_parameters or {})},
-        }
-        results = {f"atropos|{task}|0": dict(metrics), "all": dict(metrics)}
         folder = Path(self.config.data_dir_to_save_evals)
-        whole = {"config_general": general, "results": results}
-        await asyncio.to_thread(_write_evaluation, folder, whole, samples or ())
+        await asyncio.to_thread(
+            write_evaluation,
+            folder,
+            metrics,
+            task=task,
+            model_name=model_name,
+            seconds=end - (end if start_time is None else start_time),
+            generation_parameters={"max_new_tokens": self.config.max_token_length, **(generation_parameters or {})},
+            samples=samples or (),
+        )
         if verbose:
             log.info("evaluation %s: %s; saved in %s", task, dict(metrics), folder)
-
-
-def _write_evaluation(folder: Path, whole: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / "metrics.json").write_text(json.dumps(whole, indent=2))
-    if samples:
-        (folder / "samples.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

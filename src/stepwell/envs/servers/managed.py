@@ -10,6 +10,7 @@ default may be another value.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
@@ -84,3 +85,12 @@ class ManagedServer:
 
     def _text(self, sequence: TurnSequence) -> str:
         return "" if self._tokenizer is None else str(self._tokenizer.decode(self._tree.tokens(sequence)))
+
+
+class ManagedServerAdapter:
+    """A session in the shape of an AsyncOpenAI client, for libraries that want one."""
+
+    def __init__(self, managed_server: ManagedServer, base_url: str) -> None:
+        self.base_url = base_url
+        self.completions = SimpleNamespace(create=managed_server.completion)
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=managed_server.chat_completion))
