@@ -112,7 +112,7 @@ class ServerBaseline(EnvSection):
     server_type: str = "openai"
     """Not used: every server is called with OpenAI's API."""
     rolling_buffer_length: int = 1000
-    """Not used."""
+    """Calls whose durations are kept for the metrics of the server."""
 
     @field_validator("tokenizer_name")
     @classmethod
@@ -123,8 +123,9 @@ class ServerBaseline(EnvSection):
 class APIServerConfig(ServerBaseline):
     """A server that an environment samples from: anything that speaks OpenAI's API, or Stepwell's gateway."""
 
-    base_url: str = "http://localhost:8100/unrecorded/v1"
-    """Address of the server, with its /v1; a gateway's is /unrecorded/v1, because the environment keeps the tokens."""
+    base_url: str | None = "http://localhost:8100/unrecorded/v1"
+    """Address of the server, with its /v1; a gateway's is /unrecorded/v1, because the environment keeps the tokens.
+    None is OpenAI's own."""
     api_key: str | None = None
     """Key for the server; for a gateway, its control key."""
     n_kwarg_is_ignored: bool = False

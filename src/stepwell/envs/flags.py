@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from stepwell.common.input_errors import dotted, explain_all
 from stepwell.common.optional import require
-from stepwell.envs.config import APIServerConfig, BaseEnvConfig
+from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline
 from stepwell.errors import BadRequest
 
 M = TypeVar("M", bound=BaseModel)
@@ -44,7 +44,13 @@ class EnvFlags(BaseSettings):
     """Accepted as in Atropos; changes nothing."""
     port: int | None = None
     """Accepted as in Atropos' documentation; changes nothing, because an environment listens on no port."""
+    defaults: ClassVar[tuple[BaseEnvConfig, ServerBaseline | Sequence[APIServerConfig]] | None] = None
+    """The environment's own; None if config_init has not been asked yet."""
     _command: Callable[[], None] = PrivateAttr()
+
+    @classmethod
+    def with_defaults(cls, env: BaseEnvConfig, servers: ServerBaseline | Sequence[APIServerConfig]) -> type[Self]:
+        return type(cls.__name__, (cls,), {"defaults": (env, servers), "__module__": cls.__module__})
 
     def run(self) -> None:
         """Runs the command; a subclass may do something before or after it."""

@@ -17,6 +17,7 @@ from stepwell.envs.failure_count import FailureCount
 from stepwell.envs.output.eval_files import write_evaluation
 from stepwell.envs.output.wandb_tracker import TABLE, RolloutTable, WandbTracker
 from stepwell.envs.scored_data import Item, ScoredDataGroup
+from stepwell.envs.servers import ServerManager
 
 log = logging.getLogger("stepwell.envs")
 
@@ -34,6 +35,7 @@ class EnvTracking:
     name: str
     config: BaseEnvConfig
     tokenizer: Any
+    server: ServerManager
 
     def __init__(self, config: BaseEnvConfig) -> None:
         self.config = config
@@ -95,6 +97,10 @@ class EnvTracking:
         metrics = self.perf_stats(await self.create_rollout_table(metrics))
         self.rollouts_for_wandb, self.completion_lengths = [], []
         self.log_to_wandb(metrics)
+        of_servers: dict[str, Any] = {}
+        for place, server in enumerate(self.server.servers):
+            of_servers = await server.wandb_metrics(of_servers, f"server_{place}")
+        self.wandb.log(of_servers, self.curr_step)  # without a name before them: environments share servers
 
     def log_to_wandb(self, metrics: Mapping[str, Any]) -> None:
         """Logs exactly these metrics at the trainer's step, with the environment's name before theirs."""
