@@ -19,10 +19,10 @@ from stepwell.envs.cli import fail
 
 
 class FoldersAbove(MetaPathFinder):
-    """Finds the packages that the file lies in. It is asked last."""
+    """Finds the folders that the file lies in, as packages."""
 
-    def __init__(self, file: Path) -> None:
-        self._folders = {folder.name: str(folder.parent) for folder in reversed(file.parents)}
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = {folder.name: str(folder.parent) for folder in reversed(folders)}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -37,7 +37,7 @@ def main() -> None:
     if not file.exists():
         fail("stepwell.envs", f"there is no file {file}", status=2)
     install_finder()
-    sys.meta_path.append(FoldersAbove(file))
+    sys.meta_path.append(FoldersAbove(file.parents))
     del sys.argv[0]
     sys.path.insert(0, str(file.parent))
     try:
@@ -49,18 +49,20 @@ def main() -> None:
 def run(file: Path) -> None:
     package = package_of(file)
     if package:
-        runpy.run_module(f"{package}.{file.stem}", run_name="__main__", alter_sys=True)
+        sys.meta_path.insert(0, FoldersAbove(package[-1:]))  # its folder on sys.path may have a file of the same name
+        names = [folder.name for folder in reversed(package)]
+        runpy.run_module(".".join((*names, file.stem)), run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(str(file), run_name="__main__")
 
 
-def package_of(file: Path) -> str:
-    """The package that the relative imports of the file need; empty if it has none."""
+def package_of(file: Path) -> Sequence[Path]:
+    """The folders that the relative imports of the file need as packages, from inside out; empty if it has none."""
     imports = (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom))
     depth = max((node.level for node in imports), default=0)
     while depth and (file.parents[depth] / "__init__.py").exists():
         depth += 1
-    return ".".join(folder.name for folder in reversed(file.parents[:depth]))
+    return file.parents[:depth]
 
 
 if __name__ == "__main__":

@@ -70,6 +70,8 @@ class Environment(EnvTracking, ABC):
         self.deliver: Deliver | None = None
         self.roll_out: RollOut | None = None
         """Set while it runs."""
+        self.process_mode = False
+        """Whether it runs as `process`."""
         self.start_groups: Callable[[], None] | None = None
         """Set while it serves: starts as many groups as there is room for."""
         self.status_dict: dict[str, Any] = {}
@@ -151,13 +153,13 @@ class Environment(EnvTracking, ABC):
         """Called in each round of `serve`, before curr_step becomes the step of status_dict."""
 
     async def evaluate_to_end(self) -> Mapping[str, float] | None:
-        """evaluate(), and the tasks that it has put into eval_workers."""
-        metrics = await self.evaluate()
+        """evaluate(), and the tasks that it has put into eval_workers. A result that is no mapping is left out."""
+        metrics: object = await self.evaluate()
         while self.eval_workers:
             running = list(self.eval_workers)
             self.eval_workers.difference_update(running)
             await asyncio.gather(*running)
-        return metrics
+        return metrics if isinstance(metrics, Mapping) else None
 
     # -- what a subclass uses, and may extend --------------------------------------------------------------------------
 

@@ -16,7 +16,16 @@ from typing import TypeAlias
 
 from stepwell.envs.environment import Environment
 from stepwell.envs.loop.progress import EnvProgress
-from stepwell.envs.scored_data import UNTRAINED, Groups, Item, ScoredDataGroup, append_group, as_list, group_fault
+from stepwell.envs.scored_data import (
+    UNTRAINED,
+    Groups,
+    Item,
+    ScoredDataGroup,
+    append_group,
+    as_list,
+    group_fault,
+    without_empty_lists,
+)
 from stepwell.envs.servers.asked_sampling import add_temperatures, noting_sampling
 
 Send: TypeAlias = Callable[[ScoredDataGroup], Awaitable[str]]
@@ -172,6 +181,7 @@ class GroupTasks:
 
     async def _deliver(self, group: ScoredDataGroup, item: Item, is_sent: bool, has_max_length: bool) -> None:
         env, config = self._env, self._env.config
+        without_empty_lists(group)
         fault = group_fault(
             group,
             group_size=config.group_size,

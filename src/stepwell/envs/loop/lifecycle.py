@@ -29,6 +29,7 @@ async def serve(env: Environment, view: ProgressView | None = None) -> None:
 
 async def process(env: Environment, groups: int, sink: GroupSink, view: ProgressView | None = None) -> int:
     """Writes so many groups to `sink`, without a rollout server; returns how many were written."""
+    env.process_mode = True
     async with _set_up(env) as stop:
         _start_tracking(env, job_type="process", name=env.name)
         return await ProcessLoop(env, groups, sink, view or NoView(), stop).run()

@@ -104,9 +104,9 @@ class Server(SamplingCalls):
     async def wandb_metrics(self, metrics_dict: dict[str, Any] | None, server_name: str | None) -> dict[str, Any]:
         """Adds the durations of the last calls to the metrics."""
         metrics = {} if metrics_dict is None else metrics_dict
-        for split, prefix in (("train", ""), ("eval", "eval_")):
-            if seconds := self.seconds[split]:
-                name = f"server/{server_name or 'server'}_{prefix}request_time"
+        for split, seconds in self.seconds.items():
+            if seconds:
+                name = f"server/{server_name or 'server'}_{'eval_' if split == 'eval' else ''}request_time"
                 own = np.array(seconds)
                 metrics |= {f"{name}_avg": own.mean(), f"{name}_std": own.std(), f"{name}_99p": np.percentile(own, 99)}
         return metrics
