@@ -29,6 +29,7 @@ OURS: Mapping[str, str] = {
     "atroposlib.envs.server_handling.sglang_server": NAMES,
     "atroposlib.envs.server_handling.trl_vllm_server": NAMES,
     "atroposlib.envs.server_handling.vllm_server": NAMES,
+    "atroposlib.envs.teacher_distillation_env": "stepwell.envs.distillation",
     "atroposlib.type_definitions": NAMES,
     "atroposlib.utils.tokenize_for_trainer": NAMES,
 }

@@ -71,7 +71,7 @@ def run(env_class: "type[Environment]", command: str, settings: EnvSettings) -> 
         logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")  # here, so that log lines do not break the bars
         for note in settings.notes:
             log.warning(note)
-        env = env_class(settings.env, settings.servers)
+        env = env_class.from_settings(settings)
         settings.flags.run_command(partial(COMMANDS[command][2], env, settings, view))
 
 

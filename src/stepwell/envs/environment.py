@@ -11,12 +11,12 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.checkpoints import Checkpoints
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline, as_server_configs, unknown_settings
-from stepwell.envs.flags import EnvFlags, ProcessFlags
+from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags
 from stepwell.envs.scored_data import Groups, Item, ScoredDataGroup, ScoredDataItem, as_list, gather
 from stepwell.envs.servers import ServerManager
 from stepwell.envs.servers.server import reasoning_fields
@@ -82,6 +82,15 @@ class Environment(EnvTracking, ABC):
         self.wandb_project: str | None = None
         self.wandb_group: str | None = None
         """What the rollout server told on registration; of W&B, if it is on."""
+
+    @classmethod
+    def from_settings(cls, settings: EnvSettings) -> Self:
+        """The environment that the command line runs."""
+        return cls(settings.env, settings.servers)
+
+    async def close_servers(self) -> None:
+        """Called at the end."""
+        await self.server.close()
 
     # -- what a subclass writes ----------------------------------------------------------------------------------------
 

@@ -27,8 +27,6 @@ M = TypeVar("M", bound=BaseModel)
 HIDDEN = "***"
 KEYS = ("api_key", "rollout_server_key")
 """Fields whose value --help must not show."""
-FILE_FLAGS = ("slurm", "testing")
-"""Flags that a file may also contain, beside its sections."""
 
 
 class EnvFlags(BaseSettings):
@@ -46,6 +44,8 @@ class EnvFlags(BaseSettings):
     """Accepted as in Atropos' documentation; changes nothing, because an environment listens on no port."""
     defaults: ClassVar[tuple[BaseEnvConfig, ServerBaseline | Sequence[APIServerConfig]] | None] = None
     """The environment's own; None if config_init has not been asked yet."""
+    in_file: ClassVar[tuple[str, ...]] = ("slurm", "testing")
+    """Flags that a file may also contain, beside its sections."""
     _command: Callable[[], None] = PrivateAttr()
 
     @classmethod
@@ -97,7 +97,8 @@ def read_flags(defaults: EnvSettings, argv: Sequence[str], parser: FlagParser) -
     given = _parse(defaults, argv, parser)
     file = _read_yaml(given.get("config"))
     own = {key: value for key, value in given.items() if key not in ("env", "openai")}
-    read = _validated(type(defaults.flags), {key: file[key] for key in FILE_FLAGS if key in file} | own, "")
+    in_file = {key: file[key] for key in defaults.flags.in_file if key in file}
+    read = _validated(type(defaults.flags), merged(in_file, own), "")
     short = {"group_size": own["group_size"]} if own.get("group_size") is not None else {}
     return EnvSettings(
         env=_validated(
@@ -113,7 +114,7 @@ def _notes(file: Mapping[str, Any], flags: EnvFlags) -> list[str]:
     notes = [
         f"--config: {key!r} changes nothing: settings stand below `env:` and `openai:`"
         for key in file
-        if key not in ("env", "openai", *FILE_FLAGS)
+        if key not in ("env", "openai", *flags.in_file)
     ]
     if flags.port is not None:
         notes.append(

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from stepwell.envs import BaseEnvConfig, ServerBaseline
+from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ServerBaseline
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.scored_data import Groups
 from tests.integration.envs.counting import CountingEnv
+from tests.rig.fake_engine import FakeEngine
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.waiting import until
 
@@ -55,6 +56,11 @@ class Hooked(CountingEnv):
     async def _evaluate_one(self, number: int) -> None:
         await self.may_end_evaluation.wait()
         self.ended.append(number)
+
+
+class ServersEnv(BaseEnv):
+    async def get_next_item(self) -> Item:
+        return None
 
 
 @contextlib.asynccontextmanager
@@ -126,6 +132,22 @@ async def test_an_eval_worker_that_fails_fails_the_evaluation() -> None:
 
     with pytest.raises(ValueError, match="no answer"):
         await lifecycle.evaluate(Failing(BaseEnvConfig()))
+
+
+async def test_wandb_gets_the_metrics_of_every_server_without_the_environments_name(
+    two: tuple[FakeEngine, FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: dict[str, Any] = {}
+    servers = [APIServerConfig(base_url=f"{engine.url}/v1", model_name="tiny") for engine in two]
+    env = ServersEnv(BaseEnvConfig(), servers)
+    env.wandb_prepend = "mine_0"
+    monkeypatch.setattr(env.wandb, "log", lambda metrics, step: logged.update(metrics))
+    for server in env.server.servers:
+        await server.chat_completion(messages=[{"role": "user", "content": "?"}], max_tokens=4)
+    await env.wandb_log({"train/own": 1.0})
+    await env.close_servers()
+    assert logged["mine_0_train/own"] == 1.0
+    assert {"server/server_0_request_time_avg", "server/server_1_request_time_avg"} <= set(logged)
 
 
 def test_the_default_config_init_is_the_environments_config_and_a_baseline() -> None:

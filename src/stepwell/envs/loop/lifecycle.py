@@ -55,7 +55,7 @@ async def _set_up(env: Environment) -> AsyncIterator[StopSignal]:
             yield stop
         finally:
             await env.wandb.close()
-            await env.server.close()
+            await env.close_servers()
             if env.checkpoints is not None:
                 env.checkpoints.close()
 
