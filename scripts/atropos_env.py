@@ -24,13 +24,18 @@ TORCH = "torch==2.13.0"
 ATROPOSLIB = "atroposlib==0.4.0"
 ENVIRONMENTS = "environments"
 PACKAGES = (
+    "transformers<5",  # atroposlib takes what apply_chat_template returns for ids: from 5 on, it is a mapping
+    "datasets<5",  # later ones need another huggingface_hub
     "math-verify[antlr4_13_2]",  # with latex2sympy2_extended
     "asteval",
     "beautifulsoup4",
     "langdetect",
+    "lxml",
+    "matplotlib",
     "modal",
     "nltk",
     "pandas",
+    "pennylane",
     "python-dotenv",
     "reasoning_gym",
     "regex",
@@ -39,6 +44,8 @@ PACKAGES = (
     "scipy",
     "smolagents",
     "toml",
+    "trimesh",
+    "web3",
     "websockets",
     "xmltodict",
 )
@@ -50,7 +57,7 @@ NOT_IMPORTED = ("ray",)
 
 def main() -> None:
     home = cached("atropos-env", f"{TORCH} {ATROPOSLIB} {THIS_PYTHON}\n", build)
-    packages = [*stepwells_own(), *PACKAGES]
+    packages = [*PACKAGES, *stepwells_own()]
     extended(home, "packages-stamp", json.dumps(packages), lambda home: installer(home)(*packages))
     extended(home, "environments-stamp", ATROPOSLIB, unpack_environments)
     say(f"Atropos' environments: {home / ENVIRONMENTS}")

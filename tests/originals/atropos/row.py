@@ -41,9 +41,12 @@ class Row:
     """Called in the process of the environment, in its empty working folder, before the file runs."""
     command: Literal["serve", "evaluate"] = "serve"
     flags: Sequence[str] = ()
-    """Beside those that every environment gets; they come after them."""
+    """Beside those that every environment gets; they come after them. `{engine}` stands for the engine's URL with /v1,
+    `{work}` for the working folder, `{tiny}` for the tiny tokenizer's."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables. `{engine}` stands for the engine's URL with /v1."""
+    """Environment variables, with the same names in braces."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Files that the distribution lacks, by their path below the folder of the environment's file."""
     models: Sequence[str] = ()
     """Names of models that the file asks for beside --openai.model_name."""
     group_size: int = 4

@@ -3,14 +3,14 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,10 @@ class Outcome:
 class Forkserver:
     """Forks a process for each run from one that has imported the large packages."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, environments: Path) -> None:
         self._path = path
+        self.environments = environments
+        """A copy of Atropos' environments, to which files may be added."""
 
     def start(self, job: Json) -> socket.socket:
         """Whoever closes the connection does not end the process; its end closes it."""
@@ -92,15 +94,11 @@ class Forkserver:
         return connection
 
 
-@cache
-def environments() -> Path:
-    """The folder of Atropos' environments, unpacked."""
-    return atropos_python().parents[1] / "environments"
-
-
 @contextmanager
 def forkserver(folder: Path) -> Iterator[Forkserver]:
     path, log = folder / "socket", folder / "forkserver.log"
+    environments = folder / "atropos" / "environments"
+    shutil.copytree(atropos_python().parents[1] / "environments", environments, ignore=shutil.ignore_patterns("*.png"))
     command = [atropos_python(), "-m", "tests.originals.atropos.child", path]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -109,7 +107,7 @@ def forkserver(folder: Path) -> Iterator[Forkserver]:
     try:
         wait_until(lambda: path.exists() or process.poll() is not None, "the packages to load", PRELOAD_TIMEOUT_S)
         assert process.poll() is None, log.read_text()
-        yield Forkserver(path)
+        yield Forkserver(path, environments)
     finally:
         process.kill()
         process.wait()
@@ -125,8 +123,13 @@ async def run(row: Row, folder: Path, tiny: Path, forks: Forkserver, whose: str 
     (folder / "work").mkdir()
     async with ScriptedEngine(row) as engine, serve_atropos(LocalPool()) as url, calling(url) as server:
         await server.register(row.batch_size or row.group_size, max_token_len=LONGEST)
-        argv = [str(environments() / row.file), row.command, *_flags(row, engine.url, url, tiny, whose)]
-        variables = {name: value.format(engine=f"{engine.url}/v1") for name, value in row.variables.items()}
+        file = forks.environments / row.file
+        for name, text in row.beside.items():
+            (file.parent / name).parent.mkdir(parents=True, exist_ok=True)
+            (file.parent / name).write_text(text)
+        names = {"{engine}": f"{engine.url}/v1", "{work}": str(folder / "work"), "{tiny}": str(tiny)}
+        argv = [str(file), row.command, *_flags(engine.url, url, tiny, row), *(_filled(flag, names) for flag in row.flags)]
+        variables = {name: _filled(value, names) for name, value in row.variables.items()}
         job = {
             "file": row.file,
             "argv": argv,
@@ -167,7 +170,13 @@ def _log(folder: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-def _flags(row: Row, engine: str, server: str, tiny: Path, whose: str) -> list[str]:
+def _filled(text: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _flags(engine: str, server: str, tiny: Path, row: Row) -> list[str]:
     flags: dict[str, object] = {
         "--slurm": "false",
         "--openai.base_url": f"{engine}/v1",
@@ -182,4 +191,4 @@ def _flags(row: Row, engine: str, server: str, tiny: Path, whose: str) -> list[s
         "--env.max_num_workers": 1,
         "--env.steps_per_eval": 1_000_000,
     }
-    return [*(str(word) for flag in flags.items() for word in flag), *row.flags]
+    return [str(word) for flag in flags.items() for word in flag]
