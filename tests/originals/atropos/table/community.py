@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.originals.atropos.row import Answer, Json, Row, in_turn, prompt_of
-from tests.originals.atropos.table.made_up_packages import BLEUBERI, put_beside
+from tests.originals.atropos.table.made_up_packages import BLEUBERI
 
 GSM8K = {"gsm8k:main": [{"question": f"What is {n} + 1?", "answer": f"It is one more.\n#### {n + 1}"} for n in (3, 4)]}
 RIGHT, WRONG = "<think>one more</think> It is \\boxed{%s}", "<think>who knows</think> It is \\boxed{777}"
@@ -37,16 +39,6 @@ def file(path: str, text: str) -> Callable[[Path], None]:
     return write
 
 
-def beside(environment: str, **files: object) -> Callable[[Path], None]:
-    """JSON files in the environment's own folder."""
-
-    def write(work: Path) -> None:
-        for name, content in files.items():
-            put_beside(environment, f"{name}.json", json.dumps(content))
-
-    return write
-
-
 def one_right_sum(request: Json, number: int) -> str:
     """Of each four answers to 3 + 1 or 4 + 1."""
     right = RIGHT % (4 if "3 + 1" in prompt_of(request) else 5)
@@ -59,18 +51,17 @@ def judged(marker: str, verdicts: tuple[str, ...], answer: Answer) -> Answer:
     return lambda request, number: next(turns) if marker in prompt_of(request) else answer(request, number)
 
 
-ACCESSIBILITY = "community/accessibility_env/accessibility_env.py"
-CAT = "community/cat_behavior_env/cat_server.py"
-DYNASTAI = "community/dynastai/dynastai_server.py"
 KINGDOM = {
     **{f"{side}_{what}": 5 for side in ("Left", "Right") for what in ("Piety", "Stability", "Power", "Wealth")},
-    **{"Character": "A monk", "Prompt": "Build?", "Left_Choice": "No", "Right_Choice": "Yes", "category": "piety"},
+    "Character": "A monk",
+    "Prompt": "Build?",
+    "Left_Choice": "No",
+    "Right_Choice": "Yes",
+    "category": "piety",
 }
 
 
-def images(work: Path) -> None:
-    rows = [{"html": f'<img src="{n}.png">', "issues_to_fix": ["missing_alt_text"]} for n in range(40)]
-    put_beside(ACCESSIBILITY, "data/accessibility_dataset.jsonl", "\n".join(map(json.dumps, rows)))
+IMAGES = [{"html": f'<img src="{n}.png">', "issues_to_fix": ["missing_alt_text"]} for n in range(40)]
 
 
 def ask_the_engine(work: Path) -> None:
@@ -105,6 +96,32 @@ def lean(work: Path) -> None:
     program.chmod(0o755)
 
 
+ANVIL = """#!{python}
+import http.server, json
+
+class Chain(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({{"result": "0x1"}}).encode())
+
+server = http.server.HTTPServer(("127.0.0.1", 8545), Chain)
+print("Listening on 8545", flush=True)
+server.serve_forever()
+"""
+TRANSFER = json.dumps({"to": "0x" + "00" * 20, "value": "1", "data": "0x"})
+
+
+def foundry(work: Path) -> None:
+    """The programs anvil and cast, of a chain on which every balance is 1; and no pauses for them."""
+    (work / "bin").mkdir()
+    for name, text in {"anvil": ANVIL.format(python=sys.executable), "cast": "#!/bin/sh\necho 0x1\n"}.items():
+        (work / "bin" / name).write_text(text)
+        (work / "bin" / name).chmod(0o755)
+    time.sleep = lambda seconds: None
+
+
 def soundings(work: Path) -> None:
     folder = work / "environments/community/meteorology_forecast/data/20250314/KAAA"
     folder.mkdir(parents=True)
@@ -115,8 +132,8 @@ def soundings(work: Path) -> None:
 
 ROWS: tuple[Row, ...] = (
     Row(
-        file=ACCESSIBILITY,
-        prepare=images,
+        file="community/accessibility_env/accessibility_env.py",
+        beside={"data/accessibility_dataset.jsonl": "\n".join(map(json.dumps, IMAGES))},
         answer=in_turn('<img src="1.png" alt="a cat">', '<img src="1.png">'),
     ),
     Row(
@@ -138,9 +155,10 @@ ROWS: tuple[Row, ...] = (
         answer=in_turn("a small grey cat", "a dog"),
     ),
     Row(
-        file=CAT,
+        file="community/cat_behavior_env/cat_server.py",
         prepare=file(
-            "environments/community/cat_behavior_env/cat_scenarios.json", json.dumps([{"scenario": "The bowl is empty."}])
+            "environments/community/cat_behavior_env/cat_scenarios.json",
+            json.dumps([{"scenario": "The bowl is empty."}]),
         ),
         answer=in_turn("purr", "meow"),
         only_starts="its score() returns None whatever it computes",
@@ -149,6 +167,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         file="community/conversational_style_dpo/gsmk8k_conversational_style_dpo_env.py",
         answer=in_turn("I feel well", "fine"),
+        flags=("--env.max_token_length", "2000", "--env.ensure_scores_are_not_same", "false"),  # it pads to that length
+        group_size=1,
     ),
     Row(
         file="community/cybersecurity_sigma/jaccard_reward_env.py",
@@ -163,9 +183,16 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        file=DYNASTAI,
-        prepare=beside(DYNASTAI, dynastai_cards=[{"input": {"choice_history": []}}]),
+        file="community/dynastai/dynastai_server.py",
+        beside={"dynastai_cards.json": json.dumps([{"input": {"choice_history": []}}])},
         answer=in_turn(json.dumps(KINGDOM), "A monk asks for a tower, and you cannot decide."),
+    ),
+    Row(
+        file="community/ethereum_virtual_machine/evm_server.py",
+        prepare=foundry,
+        variables={"PATH": "{work}/bin:/usr/bin:/bin", "OPENAI_BASE_URL": "{engine}"},
+        models=("gpt-4o-mini",),
+        answer=in_turn(f"<think>Send one.</think>{TRANSFER}", "I have no money to send."),
     ),
     Row(file="community/goofy_math/goofy_math_server.py", data=GSM8K, answer=one_right_sum),
     Row(
@@ -186,7 +213,9 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         file="community/lean_proof_env/lean_env.py",
-        data={"brando/minif2f-lean4": [{"id": "a", "header": "import Mathlib", "formal_statement": "theorem a : True"}]},
+        data={
+            "brando/minif2f-lean4": [{"id": "a", "header": "import Mathlib", "formal_statement": "theorem a : True"}]
+        },
         answer=in_turn("theorem simple_theorem_correct : True := trivial", "theorem simple_theorem_error : True := 1"),
     ),
     Row(

@@ -5,11 +5,10 @@ import json
 from pathlib import Path
 
 from tests.originals.atropos.row import Json, Row, in_turn, prompt_of
-from tests.originals.atropos.table.community import XLAM, beside, file, judged
+from tests.originals.atropos.table.community import XLAM, file, judged
 from tests.originals.atropos.table.made_up_packages import PLAYWRIGHT, PYRENDER, TAVILY, YAHOOQUERY
 from tests.rig.fake_engine.sampling import Reply, ToolCall
 
-PAY_TO_PLAY = "community/pay_to_play/pay_to_play_env.py"
 WALLET = {"address": "0x" + "11" * 20, "private_key": "0x" + "22" * 32}
 CARDS = ("technical_expert", "communication_specialist", "creative_thinker")
 QUESTION = {"category": "a", "difficulty": "basic", "expected_specialties": ["technical_accuracy"], "description": "b"}
@@ -27,7 +26,9 @@ def solid(corners: tuple[tuple[int, int, int], ...]) -> str:
     """The tetrahedron of four corners, as STL."""
     faces = itertools.combinations(corners, 3)
     loops = "".join(
-        "facet normal 0 0 0\nouter loop\n" + "".join(f"vertex {x} {y} {z}\n" for x, y, z in face) + "endloop\nendfacet\n"
+        "facet normal 0 0 0\nouter loop\n"
+        + "".join(f"vertex {x} {y} {z}\n" for x, y, z in face)
+        + "endloop\nendfacet\n"
         for face in faces
     )
     return f"solid model\n{loops}endsolid model"
@@ -108,15 +109,16 @@ ROWS: tuple[Row, ...] = (
         ),
     ),
     Row(
-        file=PAY_TO_PLAY,
-        prepare=beside(
-            PAY_TO_PLAY,
-            secrets={"agent": WALLET, "agent_cards": dict.fromkeys(CARDS, WALLET)},
-            questions={
-                "training_questions": [QUESTION | {"text": "What is rain?"}],
-                "evaluation_questions": [QUESTION | {"text": "What is snow?"}],
-            },
-        ),
+        file="community/pay_to_play/pay_to_play_env.py",
+        beside={
+            "secrets.json": json.dumps({"agent": WALLET, "agent_cards": dict.fromkeys(CARDS, WALLET)}),
+            "questions.json": json.dumps(
+                {
+                    "training_questions": [QUESTION | {"text": "What is rain?"}],
+                    "evaluation_questions": [QUESTION | {"text": "What is snow?"}],
+                }
+            ),
+        },
         flags=("--env.testing_mode", "true"),
         answer=judged(
             "Respond with JSON",

@@ -1,8 +1,6 @@
 """Modules that stand in for packages of the community's environments that need a service, a GPU or a screen, or that no
 index has. Each has no more than the names that its file uses."""
 
-import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -98,7 +96,15 @@ PYRENDER = module(
     OffscreenRenderer=OffscreenRenderer,
     constants=SimpleNamespace(GLTF=SimpleNamespace(LINES=1), RenderFlags=SimpleNamespace(NONE=0)),
     **dict.fromkeys(
-        ("PerspectiveCamera", "PointLight", "DirectionalLight", "MetallicRoughnessMaterial", "Scene", "Mesh", "Primitive"),
+        (
+            "PerspectiveCamera",
+            "PointLight",
+            "DirectionalLight",
+            "MetallicRoughnessMaterial",
+            "Scene",
+            "Mesh",
+            "Primitive",
+        ),
         Anything,
     ),
 )
@@ -134,12 +140,3 @@ class Starter:
 PLAYWRIGHT = module("playwright") | module(
     "playwright.async_api", Browser=Screen, Page=Screen, async_playwright=Starter
 )
-
-
-def put_beside(file: str, name: str, text: str) -> None:
-    """A file that the environment reads from its own folder, and that the source distribution lacks."""
-    path = Path(sys.prefix) / "environments" / file
-    target = path.parent / name
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists() or target.read_text() != text:
-        target.write_text(text)
