@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 THIS_PYTHON = f"python {sys.version_info.major}.{sys.version_info.minor}"
@@ -24,8 +25,7 @@ def cached(name: str, wanted: str, build: Callable[[Path], None]) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     home = cache / name
     stamp = home / STAMP
-    with (cache / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs on one machine build it once
+    with locked(home):
         if not stamp.exists() or stamp.read_text() != wanted:
             shutil.rmtree(home, ignore_errors=True)
             build(home)
@@ -33,14 +33,35 @@ def cached(name: str, wanted: str, build: Callable[[Path], None]) -> Path:
     return home
 
 
-def new_venv(home: Path) -> Callable[..., None]:
-    """An empty environment, and its `pip install`."""
-    venv.create(home, with_pip=True)
+def extended(home: Path, stamp: str, wanted: str, extend: Callable[[Path], None]) -> None:
+    """Adds to a cached folder what is wanted in it; unlike `cached`, it keeps what is there."""
+    with locked(home):
+        if not (home / stamp).exists() or (home / stamp).read_text() != wanted:
+            extend(home)
+            (home / stamp).write_text(wanted)
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Two test runs on one machine build it once."""
+    with home.with_name(f"{home.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def installer(home: Path) -> Callable[..., None]:
+    """`pip install` of the environment."""
 
     def pip(*args: str) -> None:
         run(home / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-input", *args)
 
     return pip
+
+
+def new_venv(home: Path) -> Callable[..., None]:
+    """An empty environment, and its `pip install`."""
+    venv.create(home, with_pip=True)
+    return installer(home)
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None) -> None:

@@ -57,9 +57,10 @@ def usage(program: str, env_class: "type[Environment]") -> str:
 
 
 def read(env_class: "type[Environment]", command: str, argv: Sequence[str], program: str) -> EnvSettings:
-    env, servers = env_class.config_init()
     about, flags_of, _ = COMMANDS[command]
-    defaults = EnvSettings(env, as_server_configs(servers), flags_of(env_class).model_construct())
+    flags = flags_of(env_class)
+    env, servers = flags.defaults or env_class.config_init()
+    defaults = EnvSettings(env, as_server_configs(servers), flags.model_construct())
     return read_flags(defaults, argv, FlagParser(program, f"{about.capitalize()}."))
 
 
@@ -70,7 +71,7 @@ def run(env_class: "type[Environment]", command: str, settings: EnvSettings) -> 
         logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")  # here, so that log lines do not break the bars
         for note in settings.notes:
             log.warning(note)
-        env = env_class(settings.env, settings.servers)
+        env = env_class.from_settings(settings)
         settings.flags.run_command(partial(COMMANDS[command][2], env, settings, view))
 
 
@@ -96,9 +97,9 @@ def process(env: "Environment", settings: EnvSettings, view: "ProgressView") -> 
 def evaluate(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
     from stepwell.envs.loop import lifecycle
 
-    metrics: Mapping[str, float] = asyncio.run(lifecycle.evaluate(env))
+    metrics: Mapping[str, object] = asyncio.run(lifecycle.evaluate(env))
     for name, value in metrics.items():
-        print(f"{name} {value:.6g}")
+        print(f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}")
 
 
 def decode_of(env: "Environment", settings: EnvSettings) -> "Decode | None":

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 
 class EvalHandling(StrEnum):
@@ -47,7 +47,9 @@ class BaseEnvConfig(EnvSection):
     """Weight of this environment when the servers are divided between environments; below 0 it is left out."""
     batch_size: int = Field(default=-1, ge=-1)
     """Sequences in a trainer's batch; -1 asks the rollout server, whose value overrides any other."""
-    max_batches_offpolicy: int = Field(default=3, ge=0)
+    max_batches_offpolicy: int = Field(
+        default=3, ge=0, validation_alias=AliasChoices("max_batches_offpolicy", "off_policy_tolerance")
+    )
     """No groups are started while so many batches wait for the trainer; 0 means no limit."""
     min_batch_allocation: float | None = Field(default=None, ge=0, le=1)
     """Share of every batch that is reserved for this environment."""
@@ -112,7 +114,7 @@ class ServerBaseline(EnvSection):
     server_type: str = "openai"
     """Not used: every server is called with OpenAI's API."""
     rolling_buffer_length: int = 1000
-    """Not used."""
+    """Calls whose durations are kept for the metrics of the server."""
 
     @field_validator("tokenizer_name")
     @classmethod
@@ -123,8 +125,9 @@ class ServerBaseline(EnvSection):
 class APIServerConfig(ServerBaseline):
     """A server that an environment samples from: anything that speaks OpenAI's API, or Stepwell's gateway."""
 
-    base_url: str = "http://localhost:8100/unrecorded/v1"
-    """Address of the server, with its /v1; a gateway's is /unrecorded/v1, because the environment keeps the tokens."""
+    base_url: str | None = "http://localhost:8100/unrecorded/v1"
+    """Address of the server, with its /v1; a gateway's is /unrecorded/v1, because the environment keeps the tokens.
+    None is OpenAI's own."""
     api_key: str | None = None
     """Key for the server; for a gateway, its control key."""
     n_kwarg_is_ignored: bool = False

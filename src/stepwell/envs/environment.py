@@ -11,12 +11,12 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.checkpoints import Checkpoints
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline, as_server_configs, unknown_settings
-from stepwell.envs.flags import EnvFlags, ProcessFlags
+from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags
 from stepwell.envs.scored_data import Groups, Item, ScoredDataGroup, ScoredDataItem, as_list, gather
 from stepwell.envs.servers import ServerManager
 from stepwell.envs.servers.server import reasoning_fields
@@ -29,6 +29,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Deliver: TypeAlias = Callable[[ScoredDataGroup, Item, bool, bool], Awaitable[None]]
 """Of a group and its item: whether it is sent, and whether it is dropped if it is too long."""
+RollOut: TypeAlias = Callable[[str], Awaitable[Groups]]
 CollectOne: TypeAlias = Callable[[Item], Awaitable[tuple[ScoredDataItem | None, list[Item]]]]
 
 TRIES = 2
@@ -62,34 +63,57 @@ class Environment(EnvTracking, ABC):
         """Items to roll out before those of get_next_item, in order."""
         self.items_in_progress: dict[int, Item] = {}
         """Items whose groups are not delivered yet, by the number of their task."""
-        self.eval_workers: set[Any] = set()
-        """For authors who run evaluations in tasks of their own."""
+        self.eval_workers: set[asyncio.Task[Any]] = set()
+        """Tasks that evaluate() may start; an evaluation ends when they have ended."""
         self.checkpoints: Checkpoints | None = None
         """None without a rollout server, which names the folder."""
         self.deliver: Deliver | None = None
+        self.roll_out: RollOut | None = None
         """Set while it runs."""
+        self.process_mode = False
+        """Whether it runs as `process`."""
+        self.start_groups: Callable[[], None] | None = None
+        """Set while it serves: starts as many groups as there is room for."""
+        self.status_dict: dict[str, Any] = {}
+        """The rollout server's last status."""
+        self.env_id: int | None = None
+        self.checkpoint_dir = ""
+        self.checkpoint_interval = -1
+        self.wandb_project: str | None = None
+        self.wandb_group: str | None = None
+        """What the rollout server told on registration; of W&B, if it is on."""
+
+    @classmethod
+    def from_settings(cls, settings: EnvSettings) -> Self:
+        """The environment that the command line runs."""
+        return cls(settings.env, settings.servers)
+
+    async def close_servers(self) -> None:
+        """Called at the end."""
+        await self.server.close()
 
     # -- what a subclass writes ----------------------------------------------------------------------------------------
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, ServerBaseline | Sequence[APIServerConfig]]:
         """The defaults of the command line."""
-        return cls.env_config_cls(), [APIServerConfig()]
+        return cls.env_config_cls(), ServerBaseline()
 
     @classmethod
     def get_cli_serve_config_cls(cls) -> type[EnvFlags]:
-        """The flags of `serve`. A subclass may return a subclass of them, with further flags or its own `run`."""
-        return EnvFlags
+        """The flags of `serve`, with config_init's result as their defaults. A subclass may return a subclass of them,
+        with further flags or its own `run`."""
+        return EnvFlags.with_defaults(*cls.config_init())
 
     @classmethod
     def get_cli_process_config_cls(cls) -> type[EnvFlags]:
         """The same for `process`."""
-        return ProcessFlags
+        return ProcessFlags.with_defaults(*cls.config_init())
 
     @classmethod
     def get_cli_evaluate_config_cls(cls) -> type[EnvFlags]:
         """The same for `evaluate`."""
-        return EnvFlags
+        return EnvFlags.with_defaults(*cls.config_init())
 
     async def setup(self) -> None:
         """Called once, before everything else: load the dataset, open what must be open."""
@@ -123,6 +147,29 @@ class Environment(EnvTracking, ABC):
     async def cleanup(self) -> None:
         """Called after each item, also after a failure."""
 
+    async def add_train_workers(self) -> None:
+        """Called in each round of `serve` in which groups may start: starts them. A subclass that makes its groups
+        elsewhere leaves it empty."""
+        if self.start_groups is not None:
+            self.start_groups()
+
+    async def handle_env(self, item_uuid: str) -> Groups:
+        """Called for each item, whose name in running_items is given: makes its groups, sends them and returns them."""
+        assert self.roll_out is not None, "items are rolled out while the environment runs"
+        return await self.roll_out(item_uuid)
+
+    async def env_step_checks(self) -> None:
+        """Called in each round of `serve`, before curr_step becomes the step of status_dict."""
+
+    async def evaluate_to_end(self) -> Mapping[str, float] | None:
+        """evaluate(), and the tasks that it has put into eval_workers. A result that is no mapping is left out."""
+        metrics: object = await self.evaluate()
+        while self.eval_workers:
+            running = list(self.eval_workers)
+            self.eval_workers.difference_update(running)
+            await asyncio.gather(*running)
+        return metrics if isinstance(metrics, Mapping) else None
+
     # -- what a subclass uses, and may extend --------------------------------------------------------------------------
 
     @cached_property
@@ -132,6 +179,11 @@ class Environment(EnvTracking, ABC):
         if not (self.config.tokenizer_name or names):
             raise BadRequest("the environment has no tokenizer: set --env.tokenizer-name")
         return load_tokenizer(self.config.tokenizer_name or names[0])
+
+    @property
+    def running_items(self) -> dict[str, dict[str, Item]]:
+        """The items in progress, each below the key `item`, by the names that handle_env gets."""
+        return {str(number): {"item": item} for number, item in self.items_in_progress.items()}
 
     async def evaluate_each(self, function: Callable[[T], Awaitable[R]], samples: Iterable[T]) -> list[R]:
         """The function's result for each sample, with at most config.max_eval_workers concurrent calls."""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from stepwell.common.input_errors import dotted, explain_all
 from stepwell.common.optional import require
-from stepwell.envs.config import APIServerConfig, BaseEnvConfig
+from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline
 from stepwell.errors import BadRequest
 
 M = TypeVar("M", bound=BaseModel)
@@ -27,8 +27,6 @@ M = TypeVar("M", bound=BaseModel)
 HIDDEN = "***"
 KEYS = ("api_key", "rollout_server_key")
 """Fields whose value --help must not show."""
-FILE_FLAGS = ("slurm", "testing")
-"""Flags that a file may also contain, beside its sections."""
 
 
 class EnvFlags(BaseSettings):
@@ -44,7 +42,15 @@ class EnvFlags(BaseSettings):
     """Accepted as in Atropos; changes nothing."""
     port: int | None = None
     """Accepted as in Atropos' documentation; changes nothing, because an environment listens on no port."""
+    defaults: ClassVar[tuple[BaseEnvConfig, ServerBaseline | Sequence[APIServerConfig]] | None] = None
+    """The environment's own; None if config_init has not been asked yet."""
+    in_file: ClassVar[tuple[str, ...]] = ("slurm", "testing")
+    """Flags that a file may also contain, beside its sections."""
     _command: Callable[[], None] = PrivateAttr()
+
+    @classmethod
+    def with_defaults(cls, env: BaseEnvConfig, servers: ServerBaseline | Sequence[APIServerConfig]) -> type[Self]:
+        return type(cls.__name__, (cls,), {"defaults": (env, servers), "__module__": cls.__module__})
 
     def run(self) -> None:
         """Runs the command; a subclass may do something before or after it."""
@@ -91,7 +97,8 @@ def read_flags(defaults: EnvSettings, argv: Sequence[str], parser: FlagParser) -
     given = _parse(defaults, argv, parser)
     file = _read_yaml(given.get("config"))
     own = {key: value for key, value in given.items() if key not in ("env", "openai")}
-    read = _validated(type(defaults.flags), {key: file[key] for key in FILE_FLAGS if key in file} | own, "")
+    in_file = {key: file[key] for key in defaults.flags.in_file if key in file}
+    read = _validated(type(defaults.flags), merged(in_file, own), "")
     short = {"group_size": own["group_size"]} if own.get("group_size") is not None else {}
     return EnvSettings(
         env=_validated(
@@ -107,7 +114,7 @@ def _notes(file: Mapping[str, Any], flags: EnvFlags) -> list[str]:
     notes = [
         f"--config: {key!r} changes nothing: settings stand below `env:` and `openai:`"
         for key in file
-        if key not in ("env", "openai", *FILE_FLAGS)
+        if key not in ("env", "openai", *flags.in_file)
     ]
     if flags.port is not None:
         notes.append(

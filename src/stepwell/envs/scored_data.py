@@ -1,6 +1,6 @@
 """What environments make: items to roll out, rollouts, and groups of rollouts, with the key names of the wire.
 
-- Rollouts and groups are the author's own dictionaries; they travel unchanged.
+- Rollouts and groups are the author's own dictionaries; they travel unchanged, without empty lists.
 - Every list of a group made by `gather` has one entry per rollout, and the group has every key of its rollouts.
 - A group that is not worth sending is dropped for exactly one cause, under which it is counted.
 """
@@ -117,6 +117,13 @@ def gather(rollouts: Sequence[ScoredDataItem]) -> ScoredDataGroup:
         else:
             group[PLURALS.get(key, key)] = values
     return _with_fillers(group)  # type: ignore[return-value]
+
+
+def without_empty_lists(group: ScoredDataGroup) -> None:
+    """A list without entries says nothing about the rollouts, so its key is removed. Atropos' groups have many."""
+    mapping: dict[str, Any] = group  # type: ignore[assignment]
+    for key in [key for key, value in mapping.items() if isinstance(value, list) and not value and key != "tokens"]:
+        del mapping[key]
 
 
 def group_fault(

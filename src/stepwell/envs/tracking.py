@@ -4,7 +4,6 @@ The names of metrics and attributes are Atropos', so that dashboards and subclas
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,10 @@ import numpy as np
 
 from stepwell.envs.config import BaseEnvConfig
 from stepwell.envs.failure_count import FailureCount
+from stepwell.envs.output.eval_files import write_evaluation
 from stepwell.envs.output.wandb_tracker import TABLE, RolloutTable, WandbTracker
 from stepwell.envs.scored_data import Item, ScoredDataGroup
+from stepwell.envs.servers import ServerManager
 
 log = logging.getLogger("stepwell.envs")
 
@@ -34,6 +35,7 @@ class EnvTracking:
     name: str
     config: BaseEnvConfig
     tokenizer: Any
+    server: ServerManager
 
     def __init__(self, config: BaseEnvConfig) -> None:
         self.config = config
@@ -95,6 +97,10 @@ class EnvTracking:
         metrics = self.perf_stats(await self.create_rollout_table(metrics))
         self.rollouts_for_wandb, self.completion_lengths = [], []
         self.log_to_wandb(metrics)
+        of_servers: dict[str, Any] = {}
+        for place, server in enumerate(self.server.servers):
+            of_servers = await server.wandb_metrics(of_servers, f"server_{place}")
+        self.wandb.log(of_servers, self.curr_step)  # without a name before them: environments share servers
 
     def log_to_wandb(self, metrics: Mapping[str, Any]) -> None:
         """Logs exactly these metrics at the trainer's step, with the environment's name before theirs."""
@@ -118,24 +124,19 @@ class EnvTracking:
             return
         task = task_name or f"{self.name}_eval"
         end = time.time() if end_time is None else end_time
-        general = {
-            "model_name": model_name,
-            "total_evaluation_time_seconds": str(end - (end if start_time is None else start_time)),
-            "generation_parameters": {"max_new_tokens": self.config.max_token_length, **(generation_parameters or {})},
-        }
-        results = {f"atropos|{task}|0": dict(metrics), "all": dict(metrics)}
         folder = Path(self.config.data_dir_to_save_evals)
-        whole = {"config_general": general, "results": results}
-        await asyncio.to_thread(_write_evaluation, folder, whole, samples or ())
+        await asyncio.to_thread(
+            write_evaluation,
+            folder,
+            metrics,
+            task=task,
+            model_name=model_name,
+            seconds=end - (end if start_time is None else start_time),
+            generation_parameters={"max_new_tokens": self.config.max_token_length, **(generation_parameters or {})},
+            samples=samples or (),
+        )
         if verbose:
             log.info("evaluation %s: %s; saved in %s", task, dict(metrics), folder)
-
-
-def _write_evaluation(folder: Path, whole: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / "metrics.json").write_text(json.dumps(whole, indent=2))
-    if samples:
-        (folder / "samples.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.envs.scored_data import ScoredDataGroup, ScoredDataItem, gather, group_fault
+from stepwell.envs.scored_data import ScoredDataGroup, ScoredDataItem, gather, group_fault, without_empty_lists
 from stepwell.errors import BadRequest
 
 
@@ -97,3 +97,9 @@ def test_a_sequence_may_be_as_long_as_the_trainer_says_and_no_longer() -> None:
 )
 def test_what_does_not_add_up_is_malformed(more: dict[str, Any], why: str) -> None:
     assert fault(**more) == ("malformed", why)
+
+
+def test_an_empty_list_is_as_if_it_were_not_given() -> None:
+    group: Any = {"tokens": [[1]], "masks": [[1]], "scores": [1.0], "advantages": [], "images": [], "overrides": [{}]}
+    without_empty_lists(group)
+    assert set(group) == {"tokens", "masks", "scores", "overrides"}

@@ -16,7 +16,17 @@ from typing import TypeAlias
 
 from stepwell.envs.environment import Environment
 from stepwell.envs.loop.progress import EnvProgress
-from stepwell.envs.scored_data import UNTRAINED, Groups, Item, ScoredDataGroup, append_group, as_list, group_fault
+from stepwell.envs.scored_data import (
+    UNTRAINED,
+    Groups,
+    Item,
+    ScoredDataGroup,
+    append_group,
+    as_list,
+    group_fault,
+    without_empty_lists,
+)
+from stepwell.envs.servers.asked_sampling import add_temperatures, noting_sampling
 
 Send: TypeAlias = Callable[[ScoredDataGroup], Awaitable[str]]
 """Returns an empty text if the group has arrived, else the reason why not."""
@@ -39,7 +49,7 @@ class GroupTasks:
         self._has_changed = asyncio.Event()
         self._last_item_was_none = False
         self._has_ended = False
-        env.deliver = self._deliver
+        env.deliver, env.roll_out = self._deliver, self._roll_out
 
     @property
     def running(self) -> int:
@@ -111,14 +121,20 @@ class GroupTasks:
             return
         self._env.items_in_progress[number] = item
         try:
-            groups = await self._groups(item, began_at)
-            self._note_duration(self._env.failure_count.now() - began_at, has_succeeded=groups is not None)
-            if groups is not None:
-                with self._env.failure_count.catching("delivery", began_at):
-                    await self._env.handle_send_to_api(groups, item)
+            with noting_sampling(), self._env.failure_count.catching("handle_env", began_at):
+                await self._env.handle_env(str(number))
         finally:
             with self._env.failure_count.catching("cleanup"):
                 await self._env.cleanup()
+
+    async def _roll_out(self, item_uuid: str) -> Groups:
+        item, began_at = self._env.items_in_progress[int(item_uuid)], self._env.failure_count.now()
+        groups = await self._groups(item, began_at)
+        self._note_duration(self._env.failure_count.now() - began_at, has_succeeded=groups is not None)
+        if groups is not None:
+            with self._env.failure_count.catching("delivery", began_at):
+                await self._env.handle_send_to_api(groups, item)
+        return groups
 
     async def _next_item(self) -> Item:
         async with self._item_lock:
@@ -165,6 +181,7 @@ class GroupTasks:
 
     async def _deliver(self, group: ScoredDataGroup, item: Item, is_sent: bool, has_max_length: bool) -> None:
         env, config = self._env, self._env.config
+        without_empty_lists(group)
         fault = group_fault(
             group,
             group_size=config.group_size,
@@ -176,6 +193,7 @@ class GroupTasks:
             return
         if config.include_messages and not group.get("messages"):
             group["messages"] = [[{"role": "user", "content": str(env.tokenizer.decode(t))}] for t in group["tokens"]]
+        add_temperatures(group)
         env.completion_lengths += [len(mask) - list(mask).count(UNTRAINED) for mask in group["masks"]]
         with env.failure_count.catching("add_rollouts_for_wandb"):
             await env.add_rollouts_for_wandb(group, item)

@@ -29,6 +29,7 @@ async def serve(env: Environment, view: ProgressView | None = None) -> None:
 
 async def process(env: Environment, groups: int, sink: GroupSink, view: ProgressView | None = None) -> int:
     """Writes so many groups to `sink`, without a rollout server; returns how many were written."""
+    env.process_mode = True
     async with _set_up(env) as stop:
         _start_tracking(env, job_type="process", name=env.name)
         return await ProcessLoop(env, groups, sink, view or NoView(), stop).run()
@@ -38,7 +39,7 @@ async def evaluate(env: Environment) -> Mapping[str, float]:
     """Evaluates once, without a rollout server; returns the result of env.evaluate()."""
     async with _set_up(env) as stop:
         _start_tracking(env, job_type="evaluate", name=env.name)
-        metrics = await unless(stop.requested, env.evaluate()) or {}
+        metrics = await unless(stop.requested, env.evaluate_to_end()) or {}
         if env.wandb.is_on:
             with env.failure_count.catching("wandb_log"):
                 await env.wandb_log(metrics)
@@ -54,7 +55,7 @@ async def _set_up(env: Environment) -> AsyncIterator[StopSignal]:
             yield stop
         finally:
             await env.wandb.close()
-            await env.server.close()
+            await env.close_servers()
             if env.checkpoints is not None:
                 env.checkpoints.close()
 
@@ -64,14 +65,15 @@ async def _serve(
 ) -> None:
     joined = membership.joined
     terms, max_length = await agree(env, server, joined)
-    env.curr_step, env.wandb_prepend = joined.starting_step, joined.wandb_name
+    env.curr_step, env.wandb_prepend, env.env_id = joined.starting_step, joined.wandb_name, joined.env_id
+    env.checkpoint_dir, env.checkpoint_interval = joined.checkpoint_dir, joined.checkpoint_interval
     env.max_token_len = -1 if max_length is None else max_length
     env.checkpoints = claim(joined.checkpoint_dir, joined.wandb_name, env.name, joined.starting_step)
     if joined.starting_step > 0:
         env.load_checkpoint()
     if env.config.use_wandb:
-        project, group = await server.wandb_info()
-        _start_tracking(env, name=joined.wandb_name, project=project, group=group)
+        env.wandb_project, env.wandb_group = await server.wandb_info()
+        _start_tracking(env, name=joined.wandb_name, project=env.wandb_project, group=env.wandb_group)
     tasks = GroupTasks(env, membership.send, max_length=max_length)
     loop = ServeLoop(env, membership, terms, tasks, view, stop)
     try:

@@ -7,6 +7,7 @@
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 
 from stepwell.envs.environment import Environment
 from stepwell.envs.loop.group_tasks import GroupTasks
@@ -104,6 +105,9 @@ class ServeLoop:
         )
 
     async def _act(self, status: EnvStatus, decision: Decision) -> None:
+        self._env.status_dict = status.model_dump()
+        with self._env.failure_count.catching("env_step_checks"):
+            await self._env.env_step_checks()
         is_new_step = status.current_step != self._env.curr_step
         self._env.curr_step, self._queue = status.current_step, status.queue_size
         self._env.server.update_weight(status.env_weight)
@@ -114,7 +118,9 @@ class ServeLoop:
             self._evaluated_at = status.current_step
             self._evaluation = asyncio.create_task(self._evaluate(), name="evaluation")
         self._env.workers_added_list.append(decision.start)
-        self._tasks.start(decision.start)
+        self._env.start_groups = partial(self._tasks.start, decision.start)
+        with self._env.failure_count.catching("add_train_workers"):
+            await self._env.add_train_workers()
         if is_new_step:
             await self._log()
 
@@ -131,7 +137,7 @@ class ServeLoop:
 
     async def _evaluate(self) -> None:
         with self._env.failure_count.catching("evaluate"):
-            metrics = await self._env.evaluate()
+            metrics = await self._env.evaluate_to_end()
             log.info("evaluation at step %d: %s", self._evaluated_at, metrics)
             await self._env.wandb_log(metrics)
 

@@ -9,12 +9,14 @@ default may be another value.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+from stepwell.envs.servers.asked_sampling import note_sampling
 from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
+from stepwell.envs.servers.sampling_calls import SamplingCalls, Split
 from stepwell.envs.servers.sequences import SampledTurn, SequenceNode, TurnSequence, TurnTree, read_turn
-from stepwell.envs.servers.server import Server, ServerReply, Split
+from stepwell.envs.servers.server import Server, ServerReply
 from stepwell.errors import BadRequest
 from stepwell.steps.step import Exactness
 from stepwell.wire.openai import Upstream, read_choices, read_object
@@ -24,17 +26,27 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 ON_POLICY = {"temperature": 1.0, "top_p": 1.0}
-AskForTokens: TypeAlias = Callable[[Upstream, dict[str, Any], Split, Server | None], Awaitable[ServerReply]]
 
 
 class ManagedServer:
     """Opened by ServerManager.managed_server. Its calls go to one server while that can be reached: it has the prefix
     cached."""
 
-    def __init__(self, ask: AskForTokens, tokenizers: TokenizerCache, tokenizer: Any = None) -> None:
-        self._ask = ask
-        self._tokenizers = tokenizers
+    def __init__(
+        self,
+        server: SamplingCalls,
+        tokenizer: Any = None,
+        track_tree: bool = False,
+        *,
+        tokenizers: TokenizerCache | None = None,
+        **of_atropos: Any,
+    ) -> None:
+        """`track_tree`: get_state also has the sequences that a later turn has continued, by their text. Other
+        arguments of Atropos' class change nothing."""
+        self._calls = server
+        self._tokenizers = tokenizers or TokenizerCache()
         self._tokenizer = tokenizer
+        self._track_tree = track_tree
         self._server: Server | None = None
         self._tree = TurnTree()
 
@@ -48,9 +60,17 @@ class ManagedServer:
         reply: Completion = await self._call(Upstream.COMPLETIONS, request, split)
         return reply
 
-    def get_state(self) -> dict[str, list[SequenceNode]]:
-        """`nodes`: the sequences so far, in the order in which they began; n choices are n sequences."""
-        return {"nodes": [self._tree.node(sequence, self._text(sequence)) for sequence in self._tree.ends]}
+    def get_state(self) -> dict[str, Any]:
+        """`nodes`: the sequences so far, in the order in which they began; n choices are n sequences. With track_tree,
+        `sequences` and `tree`: every sequence by its text."""
+        if not self._track_tree:
+            return {"nodes": [self._node(sequence) for sequence in self._tree.ends]}
+        nodes = {node.full_text: node for node in map(self._node, self._tree.sequences)}
+        return {"sequences": nodes, "tree": nodes}
+
+    async def get_logprobs(self, **request: Any) -> dict[str, Any]:
+        """As the server's."""
+        return await self._calls.get_logprobs(**request)
 
     def reset(self) -> None:
         self._tree = TurnTree()
@@ -59,10 +79,13 @@ class ManagedServer:
         if request.get("stream"):
             raise BadRequest("a managed session does not stream: leave stream out")
         request = {**ON_POLICY, **request}
-        answered = await self._ask(upstream, request, split, self._server)
+        answered = await self._calls.ask_for_tokens(upstream, request, split, self._server)
         self._server = answered.server
-        for turn in await self._turns(answered, request):
+        turns = await self._turns(answered, request)
+        for turn in turns:
             self._tree.add(turn)
+        if split == "train":
+            note_sampling((turn.temperature, turn.untrainable) for turn in turns)
         return answered.reply
 
     async def _turns(self, answered: ServerReply, request: dict[str, Any]) -> list[SampledTurn]:
@@ -71,7 +94,7 @@ class ManagedServer:
         is_told = all("untrainable" in choice for choice in choices)  # the gateway knows its engine
         mode = "" if is_told or request.get("temperature") in (None, 1) else await answered.server.logprobs_mode()
         turns = [read_turn(reply, choice, request, mode) for choice in choices]
-        if None in turns and self._tokenizer is None:
+        if (None in turns or self._track_tree) and self._tokenizer is None:
             config = answered.server.config
             self._tokenizer = await self._tokenizers.named(config.tokenizer_name or config.model_name)
         complete = [
@@ -82,5 +105,15 @@ class ManagedServer:
             answered.server.warn_of_text()
         return complete
 
-    def _text(self, sequence: TurnSequence) -> str:
-        return "" if self._tokenizer is None else str(self._tokenizer.decode(self._tree.tokens(sequence)))
+    def _node(self, sequence: TurnSequence) -> SequenceNode:
+        decode = self._tokenizer.decode if self._tokenizer is not None else lambda _: ""
+        return self._tree.node(sequence, str(decode(self._tree.tokens(sequence))))
+
+
+class ManagedServerAdapter:
+    """A session in the shape of an AsyncOpenAI client, for libraries that want one."""
+
+    def __init__(self, managed_server: ManagedServer, base_url: str) -> None:
+        self.base_url = base_url
+        self.completions = SimpleNamespace(create=managed_server.completion)
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=managed_server.chat_completion))

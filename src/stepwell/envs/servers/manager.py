@@ -5,59 +5,61 @@ be reached, calls wait until one is back, at most for the timeout of a call.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from stepwell.envs.config import APIServerConfig
+from stepwell.envs.config import APIServerConfig, ServerBaseline, as_server_configs
 from stepwell.envs.servers.managed import ManagedServer
 from stepwell.envs.servers.retokenization import TokenizerCache
-from stepwell.envs.servers.server import NO_REASONING, Server, ServerReply, Split, openai_package
+from stepwell.envs.servers.sampling_calls import SamplingCalls, Split
+from stepwell.envs.servers.server import NO_REASONING, Server, openai_package
 from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.wire.openai import Upstream
 
-if TYPE_CHECKING:
-    from openai.types import Completion
-    from openai.types.chat import ChatCompletion
+log = logging.getLogger("stepwell.envs")
 
 R = TypeVar("R")
 MOST_TRIES = 8
 """Servers that one call may lose. If it loses more, the cause is not a restart."""
 
 
-class ServerManager:
+class ServerManager(SamplingCalls):
     """Whoever makes one closes it."""
 
-    def __init__(self, configs: Sequence[APIServerConfig], reasoning: Mapping[str, Any] = NO_REASONING) -> None:
+    def __init__(
+        self,
+        configs: ServerBaseline | Sequence[APIServerConfig],
+        reasoning: Mapping[str, Any] = NO_REASONING,
+        **of_atropos: Any,
+    ) -> None:
+        """`of_atropos` are other arguments of Atropos' class. They change nothing, and the log names them."""
         if not configs:
             raise BadRequest("an environment needs a server to sample from")
-        self.servers = [Server(config, reasoning) for config in configs]
+        for name in (name for name, value in of_atropos.items() if value):
+            log.warning("ServerManager: %s changes nothing here", name)
+        self.servers = [Server(config, reasoning) for config in as_server_configs(configs)]
         self._tokenizers = TokenizerCache()
         self._connection_error = openai_package().APIConnectionError
         self._timeout_error = openai_package().APITimeoutError
 
-    async def chat_completion(self, *, split: Split = "train", **request: Any) -> "ChatCompletion":
-        """As chat.completions.create of the openai package; `split="eval"` counts against the limit of evaluations."""
-        reply: ChatCompletion = await self._call(lambda server: server.ask(Upstream.CHAT, request), split)
-        return reply
-
-    async def completion(self, *, split: Split = "train", **request: Any) -> "Completion":
-        """As completions.create of the openai package."""
-        reply: Completion = await self._call(lambda server: server.ask(Upstream.COMPLETIONS, request), split)
-        return reply
-
     @asynccontextmanager
-    async def managed_server(self, tokenizer: Any = None) -> AsyncIterator[ManagedServer]:
+    async def managed_server(self, tokenizer: Any = None, **of_atropos: Any) -> AsyncIterator[ManagedServer]:
         """A session that keeps the tokens of all its calls.
 
         The tokenizer decodes them, and encodes text if a server returns no ids. By default, the server's tokenizer is
-        loaded when it is needed.
+        loaded when it is needed. Other arguments of Atropos' method change nothing.
         """
-        session = ManagedServer(self._ask_for_tokens, self._tokenizers, tokenizer)
+        session = ManagedServer(self, tokenizer, tokenizers=self._tokenizers)
         try:
             yield session
         finally:
             session.reset()
+
+    @asynccontextmanager
+    async def dedicated_server(self) -> AsyncIterator[Server]:
+        """The least busy server. Each of its calls counts against its limits."""
+        yield await self._choose("train", None)
 
     def update_weight(self, weight: float) -> None:
         """Set the limits of concurrent calls to this share of the configured limits."""
@@ -67,15 +69,10 @@ class ServerManager:
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self.servers))
 
-    async def _ask_for_tokens(
-        self, upstream: Upstream, request: dict[str, Any], split: Split, preferred: Server | None
-    ) -> ServerReply:
-        return await self._call(lambda server: server.ask_for_tokens(upstream, request), split, preferred)
-
-    async def _call(self, ask: Callable[[Server], Awaitable[R]], split: Split, preferred: Server | None = None) -> R:
+    async def call(self, ask: Callable[[Server], Awaitable[R]], split: Split, preferred: Server | None = None) -> R:
         for _ in range(MOST_TRIES):
             server = await self._choose(split, preferred)
-            async with server.slots[split]:
+            async with server.slot(split):
                 try:
                     return await ask(server)
                 except self._connection_error as failure:
@@ -101,5 +98,5 @@ class ServerManager:
             for wait in waits:
                 wait.cancel()
         if not done:
-            names = ", ".join(server.config.base_url for server in self.servers)
+            names = ", ".join(server.url for server in self.servers)
             raise EngineUnavailable(f"no server answered for {timeout:g} s: {names}")

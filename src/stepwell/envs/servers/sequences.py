@@ -96,7 +96,8 @@ class TurnTree:
 
     def __init__(self) -> None:
         self._tokens = PrefixTree()
-        self._sequences: list[TurnSequence] = []
+        self.sequences: list[TurnSequence] = []
+        """All of them, also those that a turn has continued."""
         self.ends: list[TurnSequence] = []
         """The sequences that no turn has continued, in the order in which they began."""
 
@@ -105,7 +106,7 @@ class TurnTree:
         tokens = np.concatenate([turn.prompt_ids, turn.response_ids])
         turns = (*(parent.turns if parent else ()), turn)
         sequence = TurnSequence(turns, self._tokens.place(tokens).branch, len(tokens))
-        self._sequences.append(sequence)
+        self.sequences.append(sequence)
         if parent in self.ends:
             self.ends[self.ends.index(parent)] = sequence
         else:
@@ -139,7 +140,7 @@ class TurnTree:
     def _longest_prefix_of(self, prompt_ids: IntArray) -> TurnSequence | None:
         """The longest sequence that the prompt begins with; of equal ones, the newest."""
         branch, shared = self._tokens.longest_prefix(prompt_ids)
-        candidates = (each for each in reversed(self._sequences) if each.length <= shared)
+        candidates = (each for each in reversed(self.sequences) if each.length <= shared)
         prefixes = (each for each in candidates if self._tokens.agree(branch, each.branch, each.length))
         return max(prefixes, key=lambda sequence: sequence.length, default=None)
 
@@ -162,12 +163,9 @@ def turn_of(
     request: Mapping[str, Any],
     logprobs_mode: str = "",
 ) -> SampledTurn:
-    """The gateway tells how it sampled; of other servers, the request does.
-
-    Log-probabilities that do not fit the engine's own ids are an error; with other ids they are left out.
-    """
+    """Log-probabilities that do not fit the engine's own ids are an error; with other ids they are left out."""
     logprobs, version = sampled.logprobs, choice.get("policy_version")
-    asked = {**request, **(request.get("extra_body") or {})}
+    temperature, untrainable = asked_sampling(choice, request, logprobs_mode)
     fault = None if logprobs is None else logprobs_fault(logprobs, len(sampled.response_ids))
     if fault is not None and exactness is Exactness.ENGINE:
         raise EngineUnavailable(f"the server's answer cannot be trained on: {fault}")
@@ -178,12 +176,23 @@ def turn_of(
         exactness=exactness,
         finish_reason=sampled.finish_reason,
         policy_version=version if isinstance(version, int) else None,
-        temperature=read_temperature(choice.get("temperature"), asked),
-        untrainable=choice["untrainable"]
-        if "untrainable" in choice
-        else untrainable_reason(asked, logprobs_mode=logprobs_mode),
+        temperature=temperature,
+        untrainable=untrainable,
         model=sampled.model,
     )
+
+
+def asked_sampling(
+    choice: Mapping[str, Any], request: Mapping[str, Any], logprobs_mode: str = ""
+) -> tuple[float | None, str | None]:
+    """The temperature of a choice, and why it is not trained. The gateway tells how it sampled; of other servers, the
+    request does."""
+    asked = {**request, **(request.get("extra_body") or {})}
+    if "untrainable" in choice:
+        reason = choice["untrainable"]
+    else:
+        reason = untrainable_reason(asked, logprobs_mode=logprobs_mode)
+    return read_temperature(choice.get("temperature"), asked), reason
 
 
 def _masked_tokens(sequence: TurnSequence) -> list[int]:

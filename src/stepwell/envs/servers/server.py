@@ -3,16 +3,21 @@
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeVar
 
 import anyio
+import numpy as np
 
 from stepwell.common.optional import require
 from stepwell.engines.logprobs_mode import probe_logprobs_mode
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
+from stepwell.envs.servers.sampling_calls import SamplingCalls, Split
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
 from stepwell.steps.step import JsonObject
@@ -20,7 +25,7 @@ from stepwell.wire.openai import Upstream
 
 log = logging.getLogger("stepwell.envs")
 
-Split: TypeAlias = Literal["train", "eval"]
+R = TypeVar("R")
 CHECK_PAUSE = 1.0
 """Seconds between two checks of a server that cannot be reached."""
 CHECK_TIMEOUT = 5.0
@@ -39,7 +44,7 @@ class ServerReply:
     raw: bytes
 
 
-class Server:
+class Server(SamplingCalls):
     """Whoever makes one closes it. Compared by identity."""
 
     def __init__(self, config: APIServerConfig, reasoning: Mapping[str, Any] = NO_REASONING) -> None:
@@ -51,12 +56,18 @@ class Server:
             "eval": anyio.CapacityLimiter(config.num_requests_for_eval),
         }
         """Callers are served in order."""
+        self.seconds: dict[Split, deque[float]] = {
+            "train": deque(maxlen=max(1, config.rolling_buffer_length)),
+            "eval": deque(maxlen=max(1, config.rolling_buffer_length)),
+        }
+        """Durations of the last calls."""
         self.up = asyncio.Event()
         """Cleared while it cannot be reached."""
         self.up.set()
+        self.url = config.base_url or "https://api.openai.com/v1"
         self._openai = openai_package()
         self._client = self._openai.AsyncOpenAI(
-            base_url=config.base_url,
+            base_url=self.url,
             api_key=config.api_key or os.environ.get("OPENAI_API_KEY") or NO_KEY,
             timeout=config.timeout,
         )
@@ -78,6 +89,32 @@ class Server:
         slots = self.slots[split].statistics()
         return (slots.borrowed_tokens + slots.tasks_waiting) / slots.total_tokens
 
+    @asynccontextmanager
+    async def slot(self, split: Split) -> AsyncIterator[None]:
+        """Within the limit of concurrent calls; a call that ends well is timed."""
+        async with self.slots[split]:
+            began_at = time.monotonic()
+            yield
+            self.seconds[split].append(time.monotonic() - began_at)
+
+    async def call(self, ask: "Callable[[Server], Awaitable[R]]", split: Split, preferred: "Server | None" = None) -> R:
+        async with self.slot(split):
+            return await ask(self)
+
+    async def wandb_metrics(self, metrics_dict: dict[str, Any] | None, server_name: str | None) -> dict[str, Any]:
+        """Adds the durations of the last calls to the metrics."""
+        metrics = {} if metrics_dict is None else metrics_dict
+        for split, seconds in self.seconds.items():
+            if seconds:
+                name = f"server/{server_name or 'server'}_{'eval_' if split == 'eval' else ''}request_time"
+                own = np.array(seconds)
+                metrics |= {f"{name}_avg": own.mean(), f"{name}_std": own.std(), f"{name}_99p": np.percentile(own, 99)}
+        return metrics
+
+    async def raw_reply(self, upstream: Upstream, request: dict[str, Any]) -> bytes:
+        reply = await self._calls(upstream).with_raw_response.create(**self._whole(request))
+        return bytes(reply.content)
+
     async def ask(self, upstream: Upstream, request: dict[str, Any]) -> Any:
         """The reply of the openai package, or its exception."""
         whole, calls = self._whole(request), self._calls(upstream)
@@ -87,7 +124,7 @@ class Server:
         first.choices += [choice for reply in more for choice in reply.choices]
         return first
 
-    async def ask_for_tokens(self, upstream: Upstream, request: dict[str, Any]) -> ServerReply:
+    async def ask_with_tokens(self, upstream: Upstream, request: dict[str, Any]) -> ServerReply:
         """Asks for as many details as the server supports: a plain server refuses vLLM's own parameters."""
         calls = self._calls(upstream).with_raw_response
         forms = _forms(upstream, self._whole(request))
@@ -99,9 +136,9 @@ class Server:
                     raise
             else:
                 if RECORDED_HEADER in response.headers:
-                    root = self.config.base_url.rstrip("/").removesuffix("/v1").removesuffix("/session")
+                    root = self.url.rstrip("/").removesuffix("/v1").removesuffix("/session")
                     raise BadRequest(
-                        f"{self.config.base_url} records each call as a session, so that it would be trained twice; "
+                        f"{self.url} records each call as a session, so that it would be trained twice; "
                         f"use {root}/unrecorded/v1"
                     )
                 self._form, self._is_form_known = form, True
@@ -111,7 +148,7 @@ class Server:
     def set_down(self, why: object) -> None:
         """Marks it as unreachable, and checks it until it answers again."""
         if self.up.is_set():
-            log.warning("server %s cannot be reached: %s", self.config.base_url, why)
+            log.warning("server %s cannot be reached: %s", self.url, why)
             self.up.clear()
             self._checking = asyncio.create_task(self._check_until_up())
 
@@ -121,7 +158,7 @@ class Server:
             log.warning(
                 "server %s gives no token ids of its own: its text is encoded again, which may differ from what was "
                 "sampled; for exact tokens sample from vLLM, directly or through Stepwell's gateway",
-                self.config.base_url,
+                self.url,
             )
 
     async def logprobs_mode(self) -> str:
@@ -137,7 +174,7 @@ class Server:
                     log.warning(
                         "server %s %s log-probabilities: what is sampled at other temperatures than 1 is not trained; "
                         "start vLLM with --logprobs-mode processed_logprobs",
-                        *(self.config.base_url, what),
+                        *(self.url, what),
                     )
         return self._mode
 
@@ -161,7 +198,7 @@ class Server:
         while not self.up.is_set():
             await asyncio.sleep(CHECK_PAUSE)
             if await self._answers():
-                log.info("server %s is back", self.config.base_url)
+                log.info("server %s is back", self.url)
                 self.up.set()
 
     async def _answers(self) -> bool:

@@ -1,0 +1,91 @@
+"""What a file that imports atroposlib gets: our modules for everything that reaches a server or the rollout server.
+
+- OURS is the whole table. It holds for atroposlib's own modules too: its helpers get our BaseEnv.
+- Every other module of atroposlib (reward functions, parsers) is the installed one. Stepwell does not depend on it, so
+  where it is missing the error says what to install.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from types import ModuleType
+
+from stepwell.errors import StepwellError
+
+ATROPOSLIB = "atroposlib"
+INSTALL = "pip install --no-deps atroposlib==0.4.0"
+NAMES = "stepwell.envs.atropos_names"
+OURS: Mapping[str, str] = {
+    "atroposlib.envs.base": NAMES,
+    "atroposlib.envs.eval": "stepwell.envs.evaluation",
+    "atroposlib.envs.server_handling.managed_server": NAMES,
+    "atroposlib.envs.server_handling.openai_server": NAMES,
+    "atroposlib.envs.server_handling.server_baseline": NAMES,
+    "atroposlib.envs.server_handling.server_manager": NAMES,
+    "atroposlib.envs.server_handling.sglang_server": NAMES,
+    "atroposlib.envs.server_handling.trl_vllm_server": NAMES,
+    "atroposlib.envs.server_handling.vllm_server": NAMES,
+    "atroposlib.envs.teacher_distillation_env": "stepwell.envs.distillation",
+    "atroposlib.type_definitions": NAMES,
+    "atroposlib.utils.tokenize_for_trainer": NAMES,
+}
+"""Modules of atroposlib, and what stands in their place."""
+LIBRARY = ("atroposlib.type_definitions", "atroposlib.utils.tokenize_for_trainer")
+"""Modules of OURS whose other names are those of the installed atroposlib."""
+PACKAGES = ("atroposlib", "atroposlib.envs", "atroposlib.envs.server_handling", "atroposlib.utils")
+"""Parents of OURS. They are empty where atroposlib is not installed."""
+
+
+class NotOfAtropos(ModuleNotFoundError, StepwellError):
+    """A module or a name of atroposlib that is neither ours nor installed."""
+
+
+class AtroposModules(MetaPathFinder, Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != ATROPOSLIB:
+            return None
+        if fullname in OURS:
+            return ModuleSpec(fullname, self)
+        installed = PathFinder.find_spec(fullname, path)
+        if installed is None and fullname in PACKAGES:
+            return ModuleSpec(fullname, self, is_package=True)
+        if installed is None and not is_installed():
+            raise NotOfAtropos(f"{fullname} is a module of atroposlib, which is not installed: {INSTALL}")
+        return installed
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        if name in OURS:
+            ours = import_module(OURS[name])
+            vars(module).update({each: value for each, value in vars(ours).items() if not each.startswith("_")})
+            vars(module)["__getattr__"] = partial(self._other_name, name)
+
+    def _other_name(self, module: str, name: str) -> object:
+        """A name that our module lacks."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if module not in LIBRARY:
+            raise NotOfAtropos(f"{module} has no {name} here: {OURS[module]} stands in its place, and has no such name")
+        if not is_installed():
+            raise NotOfAtropos(f"{name} of {module} is atroposlib's, which is not installed: {INSTALL}")
+        theirs = PathFinder.find_spec(module, sys.modules[module.rpartition(".")[0]].__path__)
+        if theirs is None or theirs.loader is None:
+            raise AttributeError(name)
+        loaded = module_from_spec(theirs)
+        theirs.loader.exec_module(loaded)
+        return getattr(loaded, name)
+
+
+def is_installed() -> bool:
+    return PathFinder.find_spec(ATROPOSLIB) is not None
+
+
+def install_finder() -> None:
+    """From now on, imports of atroposlib in this process are those of the table."""
+    sys.meta_path.insert(0, AtroposModules())

@@ -1,0 +1,89 @@
+"""Groups of environments that tokenize texts themselves have the temperature that their answers were sampled at."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataGroup
+from stepwell.envs.loop import lifecycle
+from tests.rig.fake_engine import FakeEngine
+from tests.rig.gateways import serve_gateway
+from tests.rig.local_pool import LocalPool
+
+QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
+
+
+class TextEnv(BaseEnv):
+    """As most of Atropos' environments: it samples text, and makes tokens of it itself."""
+
+    calls: Sequence[dict[str, Any]] = ()
+    """Arguments of the calls for each group."""
+    is_managed = False
+
+    async def get_next_item(self) -> Item:
+        return 1
+
+    async def collect_trajectories(self, item: Item) -> tuple[Any, list[Item]]:
+        for call in self.calls:
+            if self.is_managed:
+                async with self.server.managed_server() as managed:
+                    await managed.chat_completion(messages=QUESTION, max_tokens=8, **call)
+            else:
+                await self.server.chat_completion(messages=QUESTION, max_tokens=8, **call)
+        return {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [0.0, 1.0]}, []
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.groups: list[Any] = []
+
+    def write(self, group: ScoredDataGroup) -> None:
+        self.groups.append(group)
+
+
+async def group_of(url: str, *calls: dict[str, Any], is_managed: bool = False) -> Any:
+    env = TextEnv(BaseEnvConfig(group_size=2), [APIServerConfig(base_url=f"{url}/v1", model_name="tiny")])
+    env.calls, env.is_managed = calls, is_managed
+    kept = Kept()
+    assert await lifecycle.process(env, 1, kept) == 1
+    return kept.groups[0]
+
+
+@pytest.mark.parametrize("is_managed", [False, True])
+async def test_the_temperature_that_all_calls_asked_for(engine: FakeEngine, is_managed: bool) -> None:
+    group = await group_of(engine.url, {"temperature": 0.7}, {"temperature": 0.7, "n": 2}, is_managed=is_managed)
+    assert group["temperatures"] == [0.7, 0.7]
+
+
+async def test_none_if_calls_asked_for_several(engine: FakeEngine) -> None:
+    assert "temperatures" not in await group_of(engine.url, {"temperature": 0.7}, {"temperature": 0.0})
+
+
+async def test_none_if_a_call_asked_for_none(engine: FakeEngine) -> None:
+    assert "temperatures" not in await group_of(engine.url, {"temperature": 0.7}, {})
+
+
+async def test_none_without_a_call(engine: FakeEngine) -> None:
+    assert "temperatures" not in await group_of(engine.url)
+
+
+async def test_calls_of_evaluations_do_not_count(engine: FakeEngine) -> None:
+    group = await group_of(engine.url, {"temperature": 0.7}, {"temperature": 0.0, "split": "eval"})
+    assert group["temperatures"] == [0.7, 0.7]
+
+
+async def test_truncated_sampling_comes_with_its_reason(engine: FakeEngine) -> None:
+    group = await group_of(engine.url, {"temperature": 1.0, "top_p": 0.9})
+    assert group["temperatures"] == [1.0, 1.0]
+    assert [reason.partition(":")[0] for reason in group["untrainable"]] == ["truncated", "truncated"]
+
+
+async def test_a_session_without_a_temperature_asks_for_one(engine: FakeEngine) -> None:
+    assert (await group_of(engine.url, {}, is_managed=True))["temperatures"] == [1.0, 1.0]
+
+
+async def test_a_gateway_tells_the_temperature_that_it_sampled_at(engine: FakeEngine) -> None:
+    async with serve_gateway(LocalPool(), [engine.url]) as url:
+        group = await group_of(f"{url}/unrecorded", {"temperature": 0.7})
+    assert group["temperatures"] == [0.7, 0.7]

@@ -1,0 +1,143 @@
+"""Runs environments in processes forked from this one, which has imported what nearly all of them import.
+
+    python -m tests.originals.atropos.child SOCKET
+
+A connection is one run: a line of JSON says what to run (`Job`), and the process closes its end when it ends.
+The literal form runs one environment without forking: `python -m tests.originals.atropos.child - JOB`.
+"""
+
+import functools
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypedDict
+
+PRELOADED = ("stepwell.envs", "stepwell.envs.loop.lifecycle", "datasets", "transformers", "openai", "math_verify", "wandb", "rich")
+STAGES = ("setup", "get_next_item", "collect_trajectories", "evaluate")
+
+
+class Job(TypedDict):
+    file: str
+    """Of the row."""
+    argv: list[str]
+    """From the environment's file on."""
+    whose: str
+    """stepwell or atroposlib."""
+    folder: str
+    """To work in."""
+    tokenizer: str
+    variables: dict[str, str]
+
+
+def main() -> None:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    from tests.originals.atropos import table  # noqa: F401
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(sys.argv[1])
+        listener.listen()
+        while True:
+            connection, _ = listener.accept()
+            job: Job = json.loads(connection.makefile().readline())
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                connection.sendall(f"{os.getpid()}\n".encode())
+                run_and_exit(job)
+            connection.close()
+
+
+def run_and_exit(job: Job) -> None:
+    os.setsid()
+    folder = Path(job["folder"])
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ.update(job["variables"])
+    os.chdir(folder / "work")
+    code: Any = 1
+    try:
+        run(job)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        note(folder, "ended", str(code))
+        os._exit(0)
+
+
+def run(job: Job) -> None:
+    from tests.originals.atropos.stand_ins import install
+    from tests.originals.atropos.table import BY_FILE
+
+    folder = Path(job["folder"])
+    sys.path[:] = [path for path in sys.path if path]
+    install(BY_FILE[job["file"]], Path(job["tokenizer"]))
+    if job["whose"] == "stepwell":
+        from stepwell.envs.environment import Environment
+
+        watch(Environment, folder)
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv[:] = ["-m", *job["argv"]]
+        runpy.run_module("stepwell.envs", run_name="__main__", alter_sys=True)
+    else:
+        from atroposlib.envs.base import BaseEnv  # type: ignore[import-not-found]
+
+        watch(BaseEnv, folder)
+        sys.path.insert(0, str(Path(job["argv"][0]).parent))
+        sys.argv[:] = job["argv"]
+        runpy.run_path(job["argv"][0], run_name="__main__")
+
+
+def note(folder: Path, stage: str, text: str = "") -> None:
+    with (folder / "stages.jsonl").open("a") as file:
+        file.write(json.dumps([stage, text]) + "\n")
+
+
+def watch(base: type, folder: Path) -> None:
+    """Notes when a stage of an environment has ended, and how, in stages.jsonl."""
+    original: Callable[..., None] = base.__init__  # type: ignore[misc]
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        for stage in STAGES:
+            method = getattr(type(self), stage)
+            if not hasattr(method, "watched"):
+                setattr(type(self), stage, watched(method, stage, folder))
+        original(self, *args, **options)
+
+    base.__init__ = init  # type: ignore[misc]
+
+
+def watched(method: Callable[..., Any], stage: str, folder: Path) -> Callable[..., Any]:
+    @functools.wraps(method)
+    async def wrapper(*args: Any, **options: Any) -> Any:
+        try:
+            result = await method(*args, **options)
+        except Exception:
+            note(folder, f"{stage} failed", traceback.format_exc())
+            raise
+        note(folder, stage, repr(result)[:200] if stage == "evaluate" else type(result).__name__)
+        return result
+
+    wrapper.watched = True  # type: ignore[attr-defined]
+    return wrapper
+
+
+if __name__ == "__main__":
+    main()
