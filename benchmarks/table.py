@@ -219,6 +219,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
                 ("steps left out", "left_out"),
                 ("late rewards", "late_rewards"),
             )
+        )
+        + (
+            Shown("no log-probabilities", "recomputed_plain", {"TRL": "current_trl", "verl": "current_verl"}),
+            Shown("no log-probabilities, two versions", "recomputed_in_flight_far"),
         ),
         minutes=30,
     ),

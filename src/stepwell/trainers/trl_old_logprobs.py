@@ -61,7 +61,7 @@ def known_logprobs(inputs: "Mapping[str, torch.Tensor]") -> "tuple[torch.Tensor,
     told[places[is_recorded]] = old[is_recorded]
     old[is_missing] = told[places[is_missing]]
     is_missing = old.isnan()
-    return old.nan_to_num(nan=0.0), places[is_missing].unique()
+    return old.nan_to_num(nan=0.0), places[is_missing]
 
 
 def _start_from_0(output: Any, places: "torch.Tensor") -> None:
