@@ -66,6 +66,6 @@ def known_logprobs(inputs: "Mapping[str, torch.Tensor]") -> "tuple[torch.Tensor,
 
 def _start_from_0(output: Any, places: "torch.Tensor") -> None:
     flat = output.log_probs.flatten()
-    changed = flat.clone()
-    changed[places] = flat[places] - flat[places].detach()
-    output.log_probs = changed.view_as(output.log_probs)
+    is_free = flat.new_zeros(len(flat), dtype=bool)
+    is_free[places] = True
+    output.log_probs = (flat - flat.detach()).where(is_free, flat).view_as(output.log_probs)
