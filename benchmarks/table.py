@@ -210,15 +210,19 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         name="truth",
         measures="Is what a trainer learns the policy gradient? The cosine with the exact gradient, which is computed "
         "by enumeration: 1 is the same direction. TRL and verl compute with their own code where they are installed.",
-        shown=tuple(
-            Shown(what, f"ours_{scenario}", {"TRL": f"trl_{scenario}", "verl": f"verl_{scenario}"})
-            for what, scenario in (
-                ("rollouts of two turns", "plain"),
-                ("weights that change during a rollout", "in_flight"),
-                ("forks", "forks"),
-                ("steps left out", "left_out"),
-                ("late rewards", "late_rewards"),
-            )
+        shown=(
+            *(
+                Shown(what, f"ours_{scenario}", {"TRL": f"trl_{scenario}", "verl": f"verl_{scenario}"})
+                for what, scenario in (
+                    ("rollouts of two turns", "plain"),
+                    ("weights that change during a rollout", "in_flight"),
+                    ("forks", "forks"),
+                    ("steps left out", "left_out"),
+                    ("late rewards", "late_rewards"),
+                )
+            ),
+            Shown("no log-probabilities", "recomputed_plain", {"TRL": "current_trl", "verl": "current_verl"}),
+            Shown("no log-probabilities, two versions", "recomputed_in_flight_far"),
         ),
         minutes=30,
     ),

@@ -130,7 +130,7 @@ def without_logprobs(
         recorded = ours(case.batch, case.table, settings)
         for label, every in (("", 1), ("_mixed", 2)):
             name = f"recomputed_{scenario.name}{label}"
-            found = recomputed(silent(case.batch, every), *task.tables, settings)
+            found = recomputed(silent(case.batch, every), task.tables, settings)
             worst[name] = min(cosine(found, recorded), worst.get(name, 1.0))
         if not scenario.weight_change:
             at_hand.append((replace(case, batch=silent(case.batch)), recorded))
@@ -151,7 +151,7 @@ def without_logprobs(
 def current_for_old_weights(temperature: float) -> float:
     (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == FAR]
     task, settings = Task(scenario, temperature), Settings(old_logprobs="current")
-    found = recomputed(silent(task.batch()), *task.tables, settings)
+    found = recomputed(silent(task.batch()), task.tables, settings)
     return cosine(found, ours(task.batch(), task.table, settings))
 
 

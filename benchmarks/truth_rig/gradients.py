@@ -4,6 +4,7 @@ TRL's AsyncGRPOTrainer and verl both take the clipped objective, summed over the
 number, with logits divided by the temperature of their configuration. Their own code is in other_trainers.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -61,8 +62,9 @@ def silent(batch: Batch, every: int = 1) -> Batch:
     return replace(batch, columns=replace(columns, logprobs=np.where(is_silent, np.float32(np.nan), columns.logprobs)))
 
 
-def recomputed(batch: Batch, old: torch.Tensor, new: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Ours for data of both weights, versions 0 and 1, after an update from one to the other."""
+def recomputed(batch: Batch, tables: Sequence[torch.Tensor], settings: Settings) -> torch.Tensor:
+    """Ours for data of two weights, versions 0 and 1, after an update from one to the other."""
+    old, new = tables
     policy = TreePolicy(old)
     policies = OldPolicies(policy, settings)
     policies.set_current(0)

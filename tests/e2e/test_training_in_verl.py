@@ -6,6 +6,7 @@ test_verl_trainer.py has the long form: agents that learn, and a kill.
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,15 @@ POOL = "training_in_verl"
 STEPS, GROUPS, MINI_BATCHES = 3, 4, 2
 ROW = 5
 """Tokens of each row."""
+TOKENS = 2
+"""Trained tokens of each rollout without its fork."""
 TIMEOUT = 600.0
 """Seconds. verl starts six processes, each of which imports torch."""
 
 
 async def fill(pool: PoolClient) -> None:
-    """In each group but the last, one rollout has a fork, and so two rows: verl must pad a step with one row less."""
+    """In each group but the last, one rollout has a fork, and so two rows: verl must pad a step with one row less. In
+    every second group, no step but the fork tells log-probabilities and a temperature."""
     for number in range(STEPS * GROUPS):
         prompt = f"p{number}"
         for n in range(2):
@@ -37,7 +41,7 @@ async def fill(pool: PoolClient) -> None:
             await pool.register_trajectory(Registration(uid, prompt, group_size=2))
             has_fork = n == 0 and number < STEPS * GROUPS - 1
             fork = [one_turn(uid, prompt, [7, 8, 9, number], [4])] if has_fork else []
-            silent = {} if number % 2 else {"response_logprobs": None, "temperature": None}
+            silent: dict[str, Any] = {} if number % 2 else {"response_logprobs": None, "temperature": None}
             await pool.submit_steps([one_turn(uid, prompt, [1, 2, number], [3, 4 + n], **silent), *fork])
             await pool.complete_trajectory(uid, prompt, float(n))
 
@@ -67,6 +71,8 @@ async def test_verl_trains_and_the_engine_has_its_weights(
     assert tokens[:2] == [ROW * count for count in rows[:2]]
     assert tokens[2] > ROW * rows[2], "verl has padded it"
     assert all(told["actor/grad_norm"] > 0 for told in metrics), "verl's own metrics are there too"
+    assert [told["stepwell/logprobs_current"] for told in metrics] == [TOKENS * GROUPS] * 3
+    assert [told["stepwell/temperatures_assumed"] for told in metrics] == [GROUPS] * 3
     assert max(told["stepwell/logprob_gap"] for told in metrics) < ALIKE
     stats = DataPool(PoolClient(POOL, namespace)).stats()
     assert (stats.policy_version, stats.leases) == (STEPS, 0)

@@ -61,11 +61,11 @@ def known_logprobs(inputs: "Mapping[str, torch.Tensor]") -> "tuple[torch.Tensor,
     told[places[is_recorded]] = old[is_recorded]
     old[is_missing] = told[places[is_missing]]
     is_missing = old.isnan()
-    return old.nan_to_num(nan=0.0), places[is_missing].unique()
+    return old.nan_to_num(nan=0.0), places[is_missing]
 
 
 def _start_from_0(output: Any, places: "torch.Tensor") -> None:
     flat = output.log_probs.flatten()
-    changed = flat.clone()
-    changed[places] = flat[places] - flat[places].detach()
-    output.log_probs = changed.view_as(output.log_probs)
+    is_free = flat.new_zeros(len(flat), dtype=bool)
+    is_free[places] = True
+    output.log_probs = (flat - flat.detach()).where(is_free, flat).view_as(output.log_probs)

@@ -111,6 +111,33 @@ async def test_an_engines_refusal_to_generate_is_passed_on(http: aiohttp.ClientS
     assert answer["error"]["message"]
 
 
+async def generated_step(http: aiohttp.ClientSession, **params: Any) -> dict[str, Any]:
+    """A step of what was generated, which tells no more than its tokens."""
+    wanted = {"prompt_ids": [5, 6], "sampling_params": {"max_tokens": 4, "seed": 1, **params}}
+    _, answer = await post(http, "/generate", wanted)
+    return STEP | {"prompt_ids": [5, 6], "response_ids": answer["token_ids"]}
+
+
+async def test_a_step_that_tells_no_temperature_has_that_with_which_it_was_generated(
+    http: aiohttp.ClientSession, pool: LocalPool
+) -> None:
+    step = await generated_step(http, temperature=0.7)
+    told = step | {"step_index": 1, "sampling": {"temperature": 0.5}}
+    other = step | {"step_index": 2, "response_ids": [1, 2]}
+    status, _ = await post(http, "/submit_steps", {"steps": [step, told, other | {"is_last": True}]})
+    assert status == 200
+    assert [taken.temperature for taken in pool.taken("train")] == [0.7, 0.5, None]
+
+
+async def test_what_was_generated_by_truncated_sampling_is_not_trained(
+    http: aiohttp.ClientSession, pool: LocalPool
+) -> None:
+    step = await generated_step(http, temperature=0.7, top_p=0.9)
+    await post(http, "/submit_steps", {"steps": [step | {"is_last": True}]})
+    (taken,) = pool.taken("train")
+    assert (taken.untrainable or "").startswith("truncated: ")
+
+
 async def test_submitted_steps_come_out_as_they_went_in(http: aiohttp.ClientSession, pool: LocalPool) -> None:
     given = {
         "reward": 0.5,

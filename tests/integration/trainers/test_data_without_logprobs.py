@@ -100,7 +100,7 @@ def test_a_loop_with_a_loader(pool: TrainingPool) -> None:
     logprobs = logits.log_softmax(-1).gather(2, batch["input_ids"][:, 1:, None])[..., 0]
     old = torch.where(batch["missing_logprobs"][:, 1:], logprobs.detach(), batch["logprobs"][:, 1:])
     gains = (logprobs - old).exp() * batch["advantages"][:, 1:]
-    (-gains[batch["trained"][:, 1:]].mean()).backward()  # type: ignore[no-untyped-call]
+    (-gains[batch["trained"][:, 1:]].mean()).backward()
     assert int(batch["missing_logprobs"].sum()) == int(batch["trained"].sum()) == 2 * TOKENS
     assert all(value.grad is not None and value.grad.isfinite().all() for value in model.parameters())
     assert any(value.grad is not None and value.grad.abs().sum() > 0 for value in model.parameters())

@@ -23,6 +23,7 @@ from stepwell.errors import BadRequest, PoolFull, PoolUnavailable
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns
+from stepwell.wire.atropos_calls import EnvRegistration
 from stepwell.wire.scored_groups import ScoredGroup, group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
 from tests.rig.local_pool import LocalPool
@@ -189,3 +190,22 @@ async def test_arrow_bodies_that_come_together_are_read_in_one_pass_and_each_has
     sound, failed = await asyncio.gather(*reads, return_exceptions=True)
     assert isinstance(sound, list)
     assert isinstance(failed, BadRequest)
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ({}, [0.7, 0.7]),
+        ({"temperatures": [None, 1.2]}, [0.7, 1.2]),
+        ({"generation_params": {"temperature": 0.3}}, [0.3, 0.3]),
+    ],
+)
+async def test_a_sequence_has_the_temperature_that_it_tells_else_its_group_else_its_environment(
+    told: dict[str, Any], found: list[float]
+) -> None:
+    pool, registry = LocalPool(), Registry()
+    wanted = EnvRegistration(max_token_length=9, desired_name="e", weight=1.0, group_size=2, temperature=0.7)
+    registry.register_env(wanted, now=0.0)
+    sent = {"tokens": [[1, 2], [1, 3]], "masks": [[-100, 2], [-100, 3]], "scores": [0, 1], "env_id": 0, **told}
+    await GroupIntake(pool, AtroposMetrics(list, list)).submit("train", registry, [group_from_json(sent)], None, 0.0)
+    assert sorted(step.temperature or 0.0 for step in pool.taken("train")) == sorted(found)

@@ -2,6 +2,7 @@
 has these, else by the current ones, and what was done is said and counted."""
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,7 +195,8 @@ class TrlLoss:
         selected = inputs["token_index"] >= 0
         old, places = inputs["old_log_probs"][selected], inputs["token_index"][selected]
         log_ratio = model(inputs["input_ids"]).log_probs.flatten()[places] - old
-        return (log_ratio.exp() * inputs["advantages"][selected]).sum()
+        loss: torch.Tensor = (log_ratio.exp() * inputs["advantages"][selected]).sum()
+        return loss
 
 
 class Packed(torch.nn.Module):
@@ -218,9 +220,7 @@ def micro_batch(old: list[float], places: list[int]) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def trl_loss(monkeypatch: pytest.MonkeyPatch) -> type[TrlLoss]:
     own = type("AsyncGRPOTrainer", (TrlLoss,), {})
-    monkeypatch.setitem(
-        trl_old_logprobs.sys.modules, trl_old_logprobs.TRAINER_MODULE, SimpleNamespace(AsyncGRPOTrainer=own)
-    )
+    monkeypatch.setitem(sys.modules, trl_old_logprobs.TRAINER_MODULE, SimpleNamespace(AsyncGRPOTrainer=own))
     trl_old_logprobs.install()
     trl_old_logprobs.install()
     return own
@@ -245,7 +245,12 @@ def test_trl_trains_a_missing_token_with_ratio_1(trl_loss: type[TrlLoss]) -> Non
 def test_trl_takes_the_log_probability_of_a_sample_that_begins_alike(trl_loss: type[TrlLoss]) -> None:
     value, found = gradient(trl_loss, micro_batch([-1.5, float("nan")], [0, 0]))
     recorded = torch.tensor(0.5).exp().item()
-    assert (value, found[0]) == (pytest.approx(2 * recorded), pytest.approx(2 * recorded))
+    assert [value, found[0]] == pytest.approx([2 * recorded] * 2)
+
+
+def test_trl_counts_a_missing_token_for_each_sample_that_has_it(trl_loss: type[TrlLoss]) -> None:
+    value, found = gradient(trl_loss, micro_batch([float("nan")] * 3, [1, 1, 2]))
+    assert (value, found) == (3.0, [0.0, 2.0, 1.0, 0.0])
 
 
 def test_trl_is_left_alone_where_nothing_is_missing(trl_loss: type[TrlLoss]) -> None:

@@ -103,7 +103,7 @@ def test_a_group_whose_telling_steps_are_left_out_is_not_trained() -> None:
     assert (metrics.tokens, metrics.groups_equal, metrics.steps_other_temperature) == (0, 0, 2)
 
 
-def test_an_unknown_temperature_is_taken_for_1_and_counted_or_left_out_and_counted() -> None:
+def test_an_unknown_temperature_is_left_out_and_counted_unless_one_is_assumed() -> None:
     trained = AsyncTrainer(pool_of(1.0, None, 1.0), Recurrent(), settings=SETTINGS).step()
     assert (trained.tokens, trained.steps_unknown_temperature, trained.temperatures_assumed) == (6, 0, 1)
 

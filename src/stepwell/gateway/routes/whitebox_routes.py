@@ -80,8 +80,8 @@ def whitebox_router(
         if faults:
             raise BadRequest("; ".join(faults))
         await _check_channels(caller_of(request.scope), channel, steps, pool)
-        steps = await redact([answers.complete(step) for step in steps])
-        steps = [with_distribution(step, trained_model or engines.model) for step in steps]
+        completed = await redact([answers.complete(step) for step in steps])
+        steps = [with_distribution(step, trained_model or engines.model) for step in completed]
         left_out.note(channel, [step.untrainable for step in steps])
         verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
         refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not SubmitVerdict.ACCEPTED}
