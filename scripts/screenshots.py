@@ -61,6 +61,12 @@ def group(page: Page) -> None:
     page.keyboard.press("j")
 
 
+def preview(page: Page) -> None:
+    page.keyboard.press("g")
+    page.keyboard.press("n")
+    expect(page.locator(".preview td.prompt").first).to_be_visible()
+
+
 def audit(page: Page) -> None:
     trajectory(page)
     for key, own, why in (("m", "worth a look", "the right answer by a strange way"), ("l", "0.5", "half right")):
@@ -83,6 +89,7 @@ PICTURES: tuple[tuple[Callable[[Page], None], bool, int], ...] = (
     (trajectory, False, 480),
     (tokens, True, 480),
     (group, False, 320),
+    (preview, False, 480),
     (audit, False, 320),
 )
 """The view, whether the theme is dark, and the height that is shown."""

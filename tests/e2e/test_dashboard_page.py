@@ -147,6 +147,27 @@ def test_every_view_opens_by_keyboard(page: Page, url: str) -> None:
     expect(page.get_by_label("Search")).to_have_value("abc")
 
 
+def test_the_next_batch_is_shown_with_what_is_not_in_it_and_why(page: Page, pool: PoolWithDanger) -> None:
+    expect(page.locator("figure.chart .uplot")).to_have_count(8)
+    press(page, "g n")
+    batch, waiting = page.locator(".preview table").nth(0), page.locator(".preview table").nth(1)
+    expect(batch.locator("tbody tr")).to_have_count(6)
+    expect(batch.locator("caption")).to_have_text("In the next batch")
+    expect(page.locator(".preview .facts")).to_contain_text("The trainer asked for 6 groups last, at ")
+    first = batch.locator("tbody tr").first
+    expect(first).to_contain_text("4 of 4")
+    expect(first.locator("td.prompt")).not_to_have_text("–")
+    expect(waiting).to_contain_text("2 of 4 rollouts are complete, 2 running")
+    expect(waiting).to_contain_text("the batch is full: its turn comes later")
+    page.get_by_label("Channel").select_option("validation")
+    expect(page.locator(".preview .note")).to_contain_text("A fetch would wait for 6 ready groups")
+    assert "channel=validation" in page.url
+    page.get_by_label("Channel").select_option("train")
+    prompt = first.locator("td.uid").inner_text()
+    first.locator("td.uid a").click()
+    expect(page.locator("h1 .uid")).to_have_text(prompt)
+
+
 def test_what_a_model_or_an_agent_wrote_stays_text(page: Page, url: str, pool: PoolWithDanger) -> None:
     expect(page.locator("figure[aria-label^=Waste] .legend")).to_contain_text(DANGER)
 
@@ -288,6 +309,9 @@ def test_no_view_is_wider_than_a_phone(page: Page, url: str) -> None:
     press(page, "g a")
     expect(page.locator("main td").first).to_be_visible()
     assert width() == 320
+    press(page, "g n")
+    expect(page.locator(".preview td.prompt").first).to_be_visible()
+    assert width() == 320
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -300,6 +324,10 @@ def test_it_follows_the_system_and_is_readable(browser: Browser, url: str, dark:
         assert faint_texts(page) == []
         assert unnamed_controls(page) == []
         listed(page)
+        assert faint_texts(page) == []
+        assert unnamed_controls(page) == []
+        press(page, "g n")
+        expect(page.locator(".preview td.prompt").first).to_be_visible()
         assert faint_texts(page) == []
         assert unnamed_controls(page) == []
         open_trajectory(page, url, WITH_DANGER)

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -27,8 +28,10 @@ from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import INTERVAL, GatewayMonitor
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import AuditEntry, AuditPage, Curation, CurationAction, CurationOutcome
+from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, RewardTally
+from stepwell.pool.api.preview import LATER, BatchPreview, PreviewItem
 from stepwell.pool.api.series import ChannelSeries, TimeSeries
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
@@ -37,6 +40,9 @@ from tests.rig.made_up_rollouts import SHARD, VERSIONS, RigTokenizer, columns_of
 from tests.rig.waiting import until
 
 GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
+QUEUED = (TrajectoryState.OPEN, TrajectoryState.WAITING, TrajectoryState.READY)
+PREVIEWED_GROUPS = 6
+"""For so many the made-up trainer asked last."""
 HELD = tuple(state for state in TrajectoryState if state not in GONE)
 
 
@@ -136,6 +142,26 @@ class MadeUpPool:
             more=end < len(self._told),
         )
 
+    async def preview(self, channel: str) -> BatchPreview:
+        await self._asked("preview")
+        held = [row for row in self.rows.values() if row.channel == channel and row.state in QUEUED]
+        groups = [list(rows) for _, rows in itertools.groupby(held, key=lambda row: row.group)]
+        ready = [_previewed(rows) for rows in groups if rows[0].state is TrajectoryState.READY]
+        unready = [
+            _previewed(rows, why="2 of 4 rollouts are complete, 2 running")
+            for rows in groups
+            if rows[0].state is not TrajectoryState.READY
+        ]
+        late = [replace(item, why=LATER) for item in ready[PREVIEWED_GROUPS:]]
+        return BatchPreview(
+            request=BatchRequest(count=PREVIEWED_GROUPS, channel=channel),
+            asked_at=time.time() - 12,
+            items=ready[:PREVIEWED_GROUPS],
+            is_complete=len(ready) >= PREVIEWED_GROUPS,
+            waiting=sorted([*unready, *late], key=lambda item: item.group)[:20],
+            waits_for="" if len(ready) >= PREVIEWED_GROUPS else f"{PREVIEWED_GROUPS} ready groups; {len(ready)} ready",
+        )
+
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
         await self._asked("read")
         held = [uid for uid, _ in uids if uid in self.rows and self.rows[uid].state is not TrajectoryState.DROPPED]
@@ -192,6 +218,26 @@ class MadeUpPool:
             left_out={"greedy": StepCount(3, 450)} if name == "train" else {},
             recent=self.recent,
         )
+
+
+def _previewed(rows: Sequence[TrajectorySnapshot], why: str = "") -> PreviewItem:
+    first, oldest = rows[0], min(row.oldest_version or 0 for row in rows)
+    return PreviewItem(
+        prompt_uid=first.prompt_uid,
+        group=first.group,
+        age=first.group,
+        opened_at=first.started_at,
+        source=first.source,
+        user="",
+        size=first.group_size,
+        trajectories=tuple(row.trajectory_uid for row in rows),
+        rewards=tuple(row.reward for row in rows),
+        steps=sum(row.steps for row in rows),
+        oldest_version=oldest,
+        behind=max(0, VERSIONS - oldest),
+        why=why,
+        shard=SHARD,
+    )
 
 
 def _decided(row: TrajectorySnapshot, wanted: Curation) -> tuple[CurationOutcome, TrajectorySnapshot | None]:

@@ -131,9 +131,8 @@ DASHBOARD_ROUTES = RouteTable(
     [
         *_open("GET /", f"GET {STATIC}", "GET /health", "GET /login", "GET /login/callback", "POST /logout"),
         *_read(READERS, "GET /metrics", "GET /api/me", "GET /api/status", "GET /api/series", scoped=False),
-        *_read(
-            READERS, "GET /api/trajectories", "GET /api/trajectory", "GET /api/group", "GET /api/audit", scoped=False
-        ),
+        *_read(READERS, "GET /api/trajectories", "GET /api/trajectory", "GET /api/group", scoped=False),
+        *_read(READERS, "GET /api/preview", "GET /api/audit", scoped=False),
         *_change([Role.CURATOR], "POST /api/curate", scoped=False),
     ]
 )

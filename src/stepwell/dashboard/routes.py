@@ -109,6 +109,13 @@ def api_router(state: DashboardState) -> APIRouter:
         """The rollouts of one group; without a group, of the prompt's last one."""
         return json_response(await queries.group(prompt_uid, group, shard or None))
 
+    @router.get("/preview")
+    async def preview(channel: Uid) -> Response:
+        """The batch that the channel's trainer would get now, and the oldest groups that are not in it, with reasons.
+        Nothing is taken."""
+        known = sorted((await state.stats.get()).channels)
+        return json_response(await state.next_batches.of(channel, known))
+
     @router.post("/curate")
     async def curate(request: Request, asked: CurationAsked) -> Response:
         """Mark, unmark, reject or relabel trajectories; returns the outcome for each."""

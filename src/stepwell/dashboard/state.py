@@ -11,6 +11,7 @@ from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.index.follower import PoolFollower, TextIndexer
 from stepwell.dashboard.index.texts import ConversationTexts
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.preview import NextBatches
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.series import TimeSeries
@@ -30,6 +31,7 @@ class DashboardState:
         self.follower = PoolFollower(pool, self.index, self.texts)
         self.stats = SharedAnswer(pool.stats)
         self.policy = SharedAnswer(pool.policy_status)
+        self.next_batches = NextBatches(pool, self.decoder)
         self._series = {span: SharedAnswer(partial(pool.series, seconds=span)) for span in SERIES_SPANS}
 
     async def series(self, seconds: float) -> TimeSeries:
@@ -47,5 +49,6 @@ class DashboardState:
         finally:
             await self.stats.close()
             await self.policy.close()
+            await self.next_batches.close()
             for shared in self._series.values():
                 await shared.close()

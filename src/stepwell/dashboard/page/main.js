@@ -7,6 +7,7 @@
 import * as audit from "./audit.js";
 import * as group from "./group.js";
 import * as overview from "./overview.js";
+import * as preview from "./preview.js";
 import * as trajectories from "./trajectories.js";
 import * as trajectory from "./trajectory.js";
 import { Refusal, get, isCancelled } from "./api.js";
@@ -20,7 +21,7 @@ import * as theme from "./theme.js";
 
 /** Views without a link in the bar at the top, and the view whose link is marked instead. */
 const WITHIN = { trajectory: "trajectories", group: "trajectories" };
-const VIEWS = { overview, trajectories, trajectory, group, audit };
+const VIEWS = { overview, trajectories, trajectory, group, preview, audit };
 
 class Shell {
   constructor() {

@@ -6,12 +6,13 @@ export const EVERYWHERE = [
   ["?", "this list"],
   ["g o", "overview"],
   ["g t", "trajectories"],
+  ["g n", "next batch"],
   ["g a", "audit trail"],
   ["/", "search"],
   ["Esc", "back, or leave a field"],
 ];
 
-const GOES = { o: "overview", t: "trajectories", a: "audit" };
+const GOES = { o: "overview", t: "trajectories", n: "preview", a: "audit" };
 
 export class Shortcuts {
   /** `keys` returns the present view's keys: {key: act}; `go` opens a view; `leave` goes back; `help` lists keys. */

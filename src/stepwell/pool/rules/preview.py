@@ -154,11 +154,11 @@ class Previewer:
         started, completed = len(group.trajectories), group.completed
         parts = [f"{completed} of {group.size} rollouts are complete"]
         if started > completed:
-            parts.append(f"{started - completed} run")
+            parts.append(f"{started - completed} running")
         if started < group.size:
-            parts.append(f"{group.size - started} have not started")
+            parts.append(f"{group.size - started} not started")
         with reading(group.trajectories.values()):
             unscored = sum(found.completed and not found.has_its_rewards() for found in group.trajectories.values())
         if unscored and self._state.limits.require_reward:
-            parts.append(f"{unscored} wait for a reward")
+            parts.append(f"{unscored} without a reward")
         return ", ".join(parts)
