@@ -18,8 +18,9 @@ RUNNING, PAUSED = "Running", "Paused"
 
 
 @contextmanager
-def offline_run(folder: Path, **named: str) -> Iterator[Any]:
-    run = wandb.init(mode="offline", dir=str(folder), settings=wandb.Settings(silent=True), **named)
+def offline_run(folder: Path, *, name: str, group: str, project: str) -> Iterator[Any]:
+    settings = wandb.Settings(silent=True)
+    run = wandb.init(mode="offline", dir=str(folder), settings=settings, name=name, group=group, project=project)
     try:
         yield run
     finally:

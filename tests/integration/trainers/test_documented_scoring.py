@@ -112,4 +112,4 @@ def submitted(group: int, answer: int) -> dict[str, Any]:
 def chance_of_wanted(model: torch.nn.Module) -> float:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[0, 0]]), attention_mask=None).logits
-    return logits[0, -1].softmax(-1)[WANTED].item()
+    return float(logits[0, -1].softmax(-1)[WANTED])

@@ -169,8 +169,8 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
 
     async def _request(self, count: int, **terms: Unpack[BatchTerms]) -> BatchRequest:
         """In the pool's order, unless the terms name one."""
-        order = (await self.shards.plan()).limits.order
-        return read_batch_request(count, **{"order": order, **terms})
+        terms.setdefault("order", (await self.shards.plan()).limits.order)
+        return read_batch_request(count, **terms)
 
     async def fill_batch(
         self,
