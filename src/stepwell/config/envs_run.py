@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import CliPositionalArg, SettingsConfigDict
 
-from stepwell.config.sections import Listed, Section
+from stepwell.config.sections import GROUP_SIZE, Listed, Section
 
 
 class EnvsRunSettings(Section):
@@ -34,7 +34,7 @@ class EnvsRunSettings(Section):
     other services, PYTHONPATH, DOCKER_HOST, HTTPS_PROXY. A variable that is not named here does not reach it."""
     channel: str = "train"
     """The channel of the trajectories."""
-    group_size: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=1, validation_alias=GROUP_SIZE)
     """Rollouts of each task."""
     groups: int | None = Field(default=None, ge=1)
     """Groups to make; without it, as many as the epochs have."""

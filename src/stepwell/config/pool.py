@@ -6,7 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from stepwell.config.sections import Duration, Listed, RaySection
+from stepwell.config.sections import GROUP_SIZE, Duration, Listed, RaySection
 from stepwell.pool.api.leasing import Order
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, Overflow
 from stepwell.pool.api.staleness import STALENESS_RULES
@@ -48,7 +48,7 @@ class PoolSettings(RaySection):
     by the number of shards."""
     overflow: Literal["drop_oldest", "refuse"] = "drop_oldest"
     """What a full channel does: drop_oldest, or refuse new trajectories."""
-    group_size: int = Field(default=1, ge=1)
+    group_size: int = Field(default=1, ge=1, validation_alias=GROUP_SIZE)
     """Trajectories in a group, where the registration does not say it."""
     order: Literal["oldest_ready", "strict"] = "oldest_ready"
     """Which groups a fetch that names no order gets: oldest_ready, or strict: no group overtakes the oldest."""

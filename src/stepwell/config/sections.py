@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from stepwell.common.durations import read_duration
@@ -97,6 +97,8 @@ def _in_seconds(value: object) -> object:
 
 Duration = Annotated[float, BeforeValidator(_in_seconds), Field(gt=0)]
 """Seconds, or a number with s, m, h, d or w behind it."""
+GROUP_SIZE = AliasChoices("group_size", "n_rollouts")
+"""The names of the number of rollouts in a group."""
 Listed = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)]
 """Values separated by commas."""
 Addresses = Annotated[Listed, AfterValidator(_are_addresses)]

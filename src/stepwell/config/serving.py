@@ -91,6 +91,9 @@ class GatewaySettings(ServerSection):
     """What one trajectory, or the user of a session key in all sessions, may use at a time, as NAME=NUMBER, separated
     by commas: in_flight calls (512), bytes of their requests (134217728), and calls per_second and tokens_per_second
     (0: any)."""
+    tool_calls: Literal["parsed", "text"] = "parsed"
+    """How chat clients get the model's tool calls: parsed by the engine, or as the model writes them in the text of its
+    message, for agents that parse them by themselves."""
     media_hosts: Listed = ()
     """Hosts from which engines may fetch the images that a request names, over https, separated by commas; without any,
     an image must be in the request."""

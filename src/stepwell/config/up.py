@@ -20,7 +20,7 @@ from pydantic_settings import (
 from stepwell.common.input_errors import explain_all
 from stepwell.config.pool import PoolSettings
 from stepwell.config.rewards import RewardSettings
-from stepwell.config.sections import Listed, Section
+from stepwell.config.sections import GROUP_SIZE, Listed, Section
 from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.errors import BadRequest
 
@@ -55,7 +55,7 @@ class UpSettings(Section):
     """Longest prompt, in tokens, that the trainer accepts; without it, the engine's context length."""
     response_length: int | None = Field(default=None, ge=1)
     """Longest response, in tokens; without it, the engine's context length."""
-    group_size: int | None = Field(default=None, ge=1)
+    group_size: int | None = Field(default=None, ge=1, validation_alias=GROUP_SIZE)
     """Trajectories in a group, where the registration does not say it; without it, 1."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Policy versions that the oldest token may be behind when it is shipped; without it, any number."""

@@ -12,6 +12,7 @@ from stepwell.common.function_loading import HOW_TO_NAME, load_member
 from stepwell.common.input_errors import explain_all
 from stepwell.errors import BadRequest, NotReady
 from stepwell.rewards.attempt import failure_text
+from stepwell.rewards.compute_score import as_reward_function, is_compute_score
 from stepwell.rewards.confinement.sandbox import SandboxLevel
 from stepwell.rewards.function import RewardFunction
 from stepwell.steps.step import JsonObject
@@ -32,6 +33,8 @@ def load(
 def _as_function(name: str, call: object) -> RewardFunction:
     if not callable(call):
         raise BadRequest(f"{name} is no function but a {type(call).__name__}")
+    if is_compute_score(call):
+        call = as_reward_function(call)
     return RewardFunction(name, call, is_async(call), bool(getattr(call, "by_step", False)))
 
 

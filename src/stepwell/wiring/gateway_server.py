@@ -71,7 +71,11 @@ def gateway_app(settings: GatewaySettings, link: LinkClient, watch: Path | None 
         answers_unchecked=settings.unchecked_calls == "answer",
         bridge=ThinkingPolicy(settings.thinking) if settings.bridge == "on" else None,
         session_sample=settings.session_sample,
-        rules=RequestRules(frozenset(settings.forward_fields), frozenset(settings.media_hosts)),
+        rules=RequestRules(
+            frozenset(settings.forward_fields),
+            frozenset(settings.media_hosts),
+            calls_as_text=settings.tool_calls == "text",
+        ),
         quota=CallQuota.read(settings.quota),
         redactor=_redactor(settings),
         atropos=atropos_app(pool(), keys, audit, settings.atropos_state, hosts) if settings.atropos else None,

@@ -69,6 +69,8 @@ class ChatDialect(OpenAIAnswers):
     def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
         request = read_json_object(raw)
         malformed = repair_messages(request.get("messages"))
+        if around.rules.calls_as_text and request.get("tools") and request.get("tool_choice") in (None, "auto"):
+            request["tool_choice"] = "none"  # vLLM renders the tools all the same
         return make_call(
             self,
             Upstream.CHAT,

@@ -55,6 +55,8 @@ class RequestRules:
     fields: frozenset[str] = frozenset()
     media_hosts: frozenset[str] = frozenset()
     """Hosts from which an engine may fetch what a message shows, over https. Without any, it must be in the request."""
+    calls_as_text: bool = False
+    """Chat clients parse the model's tool calls themselves: the engine leaves them in the text."""
 
     def __post_init__(self) -> None:
         if private := sorted(self.fields & PRIVATE_FIELDS):

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -14,17 +15,17 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import RefusedReply
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.dialects.request_sampling import make_explicit
-from stepwell.gateway.generated_answers import AnswerSampling, GeneratedAnswers
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.recording.generations import Generations, Told
 from stepwell.gateway.recording.step_builder import BegunStep, build_steps
 from stepwell.gateway.unrecorded_calls import UNRECORDED_HEADER, Unrecorded
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest
-from stepwell.steps.sampling import LeftOutLog, untrainable_reason, with_distribution, with_mode
+from stepwell.steps.sampling import LeftOutLog, with_distribution, with_mode
 from stepwell.steps.soundness import step_fault
-from stepwell.steps.step import Exactness, Step
+from stepwell.steps.step import Exactness, Step, ids_array
 from stepwell.wire import gateway_api
 
 
@@ -42,7 +43,7 @@ def whitebox_router(
     trained_model: str,
 ) -> APIRouter:
     """`redact` gives the steps as they may be stored."""
-    router, answers = APIRouter(), GeneratedAnswers()
+    router, generations = APIRouter(), Generations()
 
     @router.post("/generate", response_model=gateway_api.GenerationDone)
     async def generate(wanted: gateway_api.Generate, response: Response) -> gateway_api.GenerationDone | Response:
@@ -61,11 +62,7 @@ def whitebox_router(
         response.headers[UNRECORDED_HEADER.decode()] = Unrecorded.URL
         written = len(generated.sampled.response_ids)
         metrics.call_done("generate", 200, time.time() - began, None, len(wanted.prompt_ids), written)
-        done = _generation(generated, sampling, prompt_length)
-        trained = trained_model or engines.model
-        reason = untrainable_reason(sampling, model=done.model, trained_model=trained)
-        answers.note(wanted.prompt_ids, generated.sampled.response_ids, AnswerSampling(done.temperature, reason))
-        return done
+        return _generation(wanted, generated, sampling, prompt_length, generations)
 
     @router.post("/submit_steps")
     async def submit_steps(
@@ -75,13 +72,12 @@ def whitebox_router(
         group_size: Annotated[gateway_api.GroupSize | None, Query()] = None,
     ) -> gateway_api.StepsSubmitted:
         """Hand in steps of the agent's own making; one with is_last completes its trajectory."""
-        steps = [step.to_step() for step in wanted.steps]
+        steps = [generations.complete(step.to_step()) for step in wanted.steps]
         faults = [f"steps.{i}: {fault}" for i, step in enumerate(steps) if (fault := step_fault(step))]
         if faults:
             raise BadRequest("; ".join(faults))
         await _check_channels(caller_of(request.scope), channel, steps, pool)
-        completed = await redact([answers.complete(step) for step in steps])
-        steps = [with_distribution(step, trained_model or engines.model) for step in completed]
+        steps = [with_distribution(step, trained_model or engines.model) for step in await redact(steps)]
         left_out.note(channel, [step.untrainable for step in steps])
         verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
         refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not SubmitVerdict.ACCEPTED}
@@ -114,20 +110,35 @@ async def _check_channels(caller: Caller, channel: str, steps: Sequence[Step], p
                 caller.require_channel(found)
 
 
-def _generation(generated: Generated, sampling: dict[str, Any], prompt_length: int) -> gateway_api.GenerationDone:
+def _generation(
+    wanted: gateway_api.Generate,
+    generated: Generated,
+    sampling: dict[str, Any],
+    prompt_length: int,
+    generations: Generations,
+) -> gateway_api.GenerationDone:
     """The answer. EngineUnavailable if no sound step can be built from it."""
     told = {"exactness": Exactness.ENGINE}
     (step,) = build_steps(BegunStep(), [generated.sampled], generated.usage, told=told, prompt_length=prompt_length)
     if step.quarantine is not None or step.response_logprobs is None:
         raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
     versions = [span.version for span in generated.version_spans]
+    told = Told(
+        policy_version=min(versions, default=generated.version or 0),
+        version_spans=tuple(generated.version_spans),
+        sampling=dict(with_mode(sampling, generated.logprobs_mode)),
+        temperature=sampling["temperature"],
+        model=generated.sampled.model,
+        finish_reason=step.finish_reason,
+    )
+    generations.add(replace(step, prompt_ids=ids_array(wanted.prompt_ids)), told)
     return gateway_api.GenerationDone(
         token_ids=step.response_ids.tolist(),
         log_probs=step.response_logprobs.tolist(),
-        stop_reason=step.finish_reason,
-        policy_version=min(versions, default=generated.version or 0),
-        version_spans=list(generated.version_spans),
-        model=generated.sampled.model,
-        temperature=sampling["temperature"],
-        sampling=dict(with_mode(sampling, generated.logprobs_mode)),
+        stop_reason=told.finish_reason,
+        policy_version=told.policy_version,
+        version_spans=list(told.version_spans),
+        model=told.model,
+        temperature=told.temperature,
+        sampling=dict(told.sampling),
     )
