@@ -185,6 +185,12 @@ class Environment(EnvTracking, ABC):
         """The items in progress, each below the key `item`, by the names that handle_env gets."""
         return {str(number): {"item": item} for number, item in self.items_in_progress.items()}
 
+    async def server_metrics(self) -> dict[str, Any]:
+        metrics: dict[str, Any] = {}
+        for place, server in enumerate(self.server.servers):
+            metrics = await server.wandb_metrics(metrics, f"server_{place}")
+        return metrics
+
     async def evaluate_each(self, function: Callable[[T], Awaitable[R]], samples: Iterable[T]) -> list[R]:
         """The function's result for each sample, with at most config.max_eval_workers concurrent calls."""
         slots = asyncio.Semaphore(self.config.max_eval_workers)

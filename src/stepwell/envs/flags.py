@@ -42,6 +42,10 @@ class EnvFlags(BaseSettings):
     """Accepted as in Atropos; changes nothing."""
     port: int | None = None
     """Accepted as in Atropos' documentation; changes nothing, because an environment listens on no port."""
+    max_n_completions: int | None = None
+    """Accepted as in Atropos; changes nothing: a call with a large `n` is one call."""
+    proxy_url: str | None = None
+    """Accepted as in Atropos; changes nothing: every server gives managed sessions."""
     defaults: ClassVar[tuple[BaseEnvConfig, ServerBaseline | Sequence[APIServerConfig]] | None] = None
     """The environment's own; None if config_init has not been asked yet."""
     in_file: ClassVar[tuple[str, ...]] = ("slurm", "testing")
@@ -121,6 +125,8 @@ def _notes(file: Mapping[str, Any], flags: EnvFlags) -> list[str]:
             f"--port {flags.port} changes nothing: an environment listens on no port."
             " --env.rollout-server-url is the address of the rollout server"
         )
+    given = {"--max-n-completions": flags.max_n_completions, "--proxy-url": flags.proxy_url}
+    notes += [f"{name} changes nothing here" for name, value in given.items() if value is not None]
     return notes
 
 

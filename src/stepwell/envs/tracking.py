@@ -17,7 +17,6 @@ from stepwell.envs.failure_count import FailureCount
 from stepwell.envs.output.eval_files import write_evaluation
 from stepwell.envs.output.wandb_tracker import TABLE, RolloutTable, WandbTracker
 from stepwell.envs.scored_data import Item, ScoredDataGroup
-from stepwell.envs.servers import ServerManager
 
 log = logging.getLogger("stepwell.envs")
 
@@ -35,7 +34,6 @@ class EnvTracking:
     name: str
     config: BaseEnvConfig
     tokenizer: Any
-    server: ServerManager
 
     def __init__(self, config: BaseEnvConfig) -> None:
         self.config = config
@@ -97,10 +95,11 @@ class EnvTracking:
         metrics = self.perf_stats(await self.create_rollout_table(metrics))
         self.rollouts_for_wandb, self.completion_lengths = [], []
         self.log_to_wandb(metrics)
-        of_servers: dict[str, Any] = {}
-        for place, server in enumerate(self.server.servers):
-            of_servers = await server.wandb_metrics(of_servers, f"server_{place}")
-        self.wandb.log(of_servers, self.curr_step)  # without a name before them: environments share servers
+        self.wandb.log(await self.server_metrics(), self.curr_step)  # without a name: environments share servers
+
+    async def server_metrics(self) -> dict[str, Any]:
+        """Called by wandb_log: the metrics of the servers."""
+        return {}
 
     def log_to_wandb(self, metrics: Mapping[str, Any]) -> None:
         """Logs exactly these metrics at the trainer's step, with the environment's name before theirs."""

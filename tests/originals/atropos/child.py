@@ -8,6 +8,7 @@ The literal form runs one environment without forking: `python -m tests.original
 
 import functools
 import importlib
+import inspect
 import json
 import os
 import runpy
@@ -20,8 +21,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
-PRELOADED = ("stepwell.envs", "stepwell.envs.loop.lifecycle", "datasets", "transformers", "openai", "math_verify", "wandb", "rich")
-STAGES = ("setup", "get_next_item", "collect_trajectories", "evaluate")
+PRELOADED = (
+    "stepwell.envs",
+    "stepwell.envs.loop.lifecycle",
+    "datasets",
+    "transformers",
+    "openai",
+    "math_verify",
+    "wandb",
+    "rich",
+)
+STAGES = {
+    "setup": "setup",
+    "get_next_item": "get_next_item",
+    "collect_trajectory": "collect_trajectories",
+    "collect_trajectories": "collect_trajectories",
+    "evaluate": "evaluate",
+    "setup_data": "setup",  # this and the next: of EvalBase
+    "run_item": "evaluate",
+}
+"""The methods that are noted, and as what."""
 
 
 class Job(TypedDict):
@@ -90,15 +109,19 @@ def run(job: Job) -> None:
     install(BY_FILE[job["file"]], Path(job["tokenizer"]))
     if job["whose"] == "stepwell":
         from stepwell.envs.environment import Environment
+        from stepwell.envs.evaluation import EvalBase
 
         watch(Environment, folder)
+        watch(EvalBase, folder)
         sys.path.insert(0, str(Path.cwd()))
         sys.argv[:] = ["-m", *job["argv"]]
         runpy.run_module("stepwell.envs", run_name="__main__", alter_sys=True)
     else:
         from atroposlib.envs.base import BaseEnv  # type: ignore[import-not-found]
+        from atroposlib.envs.eval import EvalBase  # type: ignore[import-not-found,no-redef]
 
         watch(BaseEnv, folder)
+        watch(EvalBase, folder)
         sys.path.insert(0, str(Path(job["argv"][0]).parent))
         sys.argv[:] = job["argv"]
         runpy.run_path(job["argv"][0], run_name="__main__")
@@ -115,16 +138,22 @@ def watch(base: type, folder: Path) -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **options: Any) -> None:
-        for stage in STAGES:
-            method = getattr(type(self), stage)
-            if not hasattr(method, "watched"):
-                setattr(type(self), stage, watched(method, stage, folder))
+        for name, stage in STAGES.items():
+            method = getattr(type(self), name, None)
+            if method is not None and not hasattr(method, "watched"):
+                setattr(type(self), name, watched(method, stage, folder))
         original(self, *args, **options)
 
     base.__init__ = init  # type: ignore[misc]
 
 
 def watched(method: Callable[..., Any], stage: str, folder: Path) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def at_once(*args: Any, **options: Any) -> Any:
+        result = method(*args, **options)
+        note(folder, stage, type(result).__name__)
+        return result
+
     @functools.wraps(method)
     async def wrapper(*args: Any, **options: Any) -> Any:
         try:
@@ -135,8 +164,9 @@ def watched(method: Callable[..., Any], stage: str, folder: Path) -> Callable[..
         note(folder, stage, repr(result)[:200] if stage == "evaluate" else type(result).__name__)
         return result
 
-    wrapper.watched = True  # type: ignore[attr-defined]
-    return wrapper
+    noting = wrapper if inspect.iscoroutinefunction(method) else at_once
+    noting.watched = True  # type: ignore[attr-defined]
+    return noting
 
 
 if __name__ == "__main__":

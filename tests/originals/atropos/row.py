@@ -43,6 +43,8 @@ class Row:
     flags: Sequence[str] = ()
     """Beside those that every environment gets; they come after them. `{engine}` stands for the engine's URL with /v1,
     `{work}` for the working folder, `{tiny}` for the tiny tokenizer's."""
+    arguments: Sequence[str] | None = None
+    """In place of the command and all flags, for a file with a command line of its own; the same names in braces."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment variables, with the same names in braces."""
     beside: Mapping[str, str] = field(default_factory=dict)
@@ -52,6 +54,8 @@ class Row:
     group_size: int = 4
     batch_size: int | None = None
     """Sequences in the trainer's batch; by default those of one group."""
+    needs_a_step: bool = False
+    """It sends groups only after a step of the training, so another environment's group is trained first."""
     only_starts: str = ""
     """Why it makes no group here, though it starts."""
     skip: str = ""

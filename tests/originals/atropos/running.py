@@ -12,12 +12,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 
 from tests.originals.atropos.row import Answer, Json, Row
-from tests.rig.atropos.calling import AtroposClient, Group, calling
+from tests.rig.atropos.calling import AtroposClient, Group, calling, make_group
 from tests.rig.atropos.processes import CHECKOUT, SETTINGS, atropos_python
 from tests.rig.atropos.server import serve_atropos
 from tests.rig.fake_engine import FakeEngine, Reply
@@ -71,7 +69,7 @@ class Outcome:
 
     @property
     def has_started(self) -> bool:
-        return "setup" in self.stages and ("collect_trajectories" in self.stages or "evaluate" in self.stages)
+        return "setup" in self.stages and bool(self.stages.keys() & {"collect_trajectories", "evaluate"} or self.group)
 
     def __str__(self) -> str:
         stages = "\n".join(f"  {stage}: {text}" for stage, text in self.stages.items())
@@ -128,7 +126,10 @@ async def run(row: Row, folder: Path, tiny: Path, forks: Forkserver, whose: str 
             (file.parent / name).parent.mkdir(parents=True, exist_ok=True)
             (file.parent / name).write_text(text)
         names = {"{engine}": f"{engine.url}/v1", "{work}": str(folder / "work"), "{tiny}": str(tiny)}
-        argv = [str(file), row.command, *_flags(engine.url, url, tiny, row), *(_filled(flag, names) for flag in row.flags)]
+        words = (
+            [row.command, *_flags(engine.url, url, tiny, row), *row.flags] if row.arguments is None else row.arguments
+        )
+        argv = [str(file), *(_filled(word, names) for word in words)]
         variables = {name: _filled(value, names) for name, value in row.variables.items()}
         job = {
             "file": row.file,
@@ -148,16 +149,26 @@ async def run(row: Row, folder: Path, tiny: Path, forks: Forkserver, whose: str 
 async def _first_group(row: Row, server: AtroposClient, folder: Path) -> Group | None:
     """None if the environment ends without one."""
     groups: list[Group] = []
+    if row.needs_a_step:
+        await until(lambda: "setup" in _stages(folder), "the environment's setup", row.timeout)
+        await _train_one_batch(row, server)
 
     async def is_over() -> bool:
         groups.extend(await server.batch() or [])
-        return bool(groups) or "ended" in _stages(folder)
+        stages = _stages(folder)
+        return bool(groups) or "ended" in stages or bool(row.only_starts and "collect_trajectories" in stages)
 
     with suppress(TimeoutError):
         async with asyncio.timeout(row.timeout):
             while not await is_over():
                 await asyncio.sleep(0.05)
     return groups[0] if groups else None
+
+
+async def _train_one_batch(row: Row, server: AtroposClient) -> None:
+    other = await server.register_env("other", group_size=row.group_size)
+    await server.send(make_group(0, size=row.batch_size or row.group_size, env_id=other))
+    assert await server.batch()
 
 
 def _stages(folder: Path) -> dict[str, str]:

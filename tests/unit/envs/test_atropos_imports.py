@@ -47,9 +47,9 @@ def test_every_module_of_the_table_is_there_without_atroposlib(module: str) -> N
 
 
 def test_base_env_is_ours() -> None:
-    from atroposlib.envs.base import APIServer, APIServerConfig, BaseEnv, EvalHandlingEnum  # noqa: F401
-    from atroposlib.envs.server_handling.managed_server import ManagedServerAdapter  # noqa: F401
-    from atroposlib.type_definitions import GameHistory, Item, Message, number  # noqa: F401
+    from atroposlib.envs.base import APIServer, APIServerConfig, BaseEnv, EvalHandlingEnum  # type: ignore[import-not-found]  # noqa: F401
+    from atroposlib.envs.server_handling.managed_server import ManagedServerAdapter  # type: ignore[import-not-found]  # noqa: F401
+    from atroposlib.type_definitions import GameHistory, Item, Message, number  # type: ignore[import-not-found]  # noqa: F401
 
     assert BaseEnv is stepwell.envs.BaseEnv
     assert isinstance(2.5, number)
@@ -62,17 +62,17 @@ def test_a_module_that_is_not_ours_says_what_to_install() -> None:
 
 def test_a_name_of_a_library_module_says_what_to_install() -> None:
     with pytest.raises(NotOfAtropos, match=r"GameStep of atroposlib\.type_definitions .* pip install --no-deps"):
-        from atroposlib.type_definitions import GameStep  # noqa: F401
+        from atroposlib.type_definitions import GameStep  # type: ignore[import-not-found]  # noqa: F401
 
 
 def test_a_name_that_base_env_lacks_is_a_sentence() -> None:
     with pytest.raises(NotOfAtropos, match=r"atroposlib\.envs\.base has no BaseLanguageEnv here"):
-        from atroposlib.envs.base import BaseLanguageEnv  # noqa: F401
+        from atroposlib.envs.base import BaseLanguageEnv  # type: ignore[import-not-found]  # noqa: F401
 
 
 def test_a_file_that_tries_an_import_goes_on_without_it() -> None:
     try:
-        from atroposlib.envs.reward_fns import registry
+        from atroposlib.envs.reward_fns import registry  # type: ignore[import-not-found]
     except ModuleNotFoundError:
         registry = None
     assert registry is None
@@ -80,8 +80,8 @@ def test_a_file_that_tries_an_import_goes_on_without_it() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_library_modules_are_those_of_the_installed_package() -> None:
-    from atroposlib.envs.reward_fns import registry
-    from atroposlib.type_definitions import GameStep, number
+    from atroposlib.envs.reward_fns import registry  # type: ignore[import-not-found]
+    from atroposlib.type_definitions import GameStep, number  # type: ignore[import-not-found]
 
     assert registry == "theirs"
     assert GameStep is dict
@@ -90,7 +90,7 @@ def test_library_modules_are_those_of_the_installed_package() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_modules_of_the_installed_package_get_our_base_env() -> None:
-    from atroposlib.envs import helper
+    from atroposlib.envs import helper  # type: ignore[import-not-found]
 
     assert helper.BaseEnv is stepwell.envs.BaseEnv
 

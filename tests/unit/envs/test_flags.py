@@ -138,6 +138,11 @@ def test_a_file_sets_slurm_and_testing_as_flags_do(tmp_path: Path) -> None:
     assert (told.flags.slurm, told.flags.testing, told.notes) == (False, True, [])
 
 
+def test_flags_of_atropos_that_change_nothing_are_accepted_with_a_note() -> None:
+    told = read("--max_n_completions", "4", "--proxy_url", "http://localhost:9100", "--slurm", "false")
+    assert list(told.notes) == ["--max-n-completions changes nothing here", "--proxy-url changes nothing here"]
+
+
 def test_a_port_is_accepted_and_the_note_says_what_to_write_instead() -> None:
     told = read("--port", "8001")
     assert told.env == DEFAULTS.env

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.envs.servers.asked_sampling import note_sampling
 from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
-from stepwell.envs.servers.sampling_calls import SamplingCalls, Split
 from stepwell.envs.servers.sequences import SampledTurn, SequenceNode, TurnSequence, TurnTree, read_turn
-from stepwell.envs.servers.server import Server, ServerReply
+from stepwell.envs.servers.server import SamplingCalls, Server, ServerReply, Split
 from stepwell.errors import BadRequest
 from stepwell.steps.step import Exactness
 from stepwell.wire.openai import Upstream, read_choices, read_object

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from stepwell.envs.config import APIServerConfig, ServerBaseline, as_server_configs
 from stepwell.envs.servers.managed import ManagedServer
 from stepwell.envs.servers.retokenization import TokenizerCache
-from stepwell.envs.servers.sampling_calls import SamplingCalls, Split
-from stepwell.envs.servers.server import NO_REASONING, Server, openai_package
+from stepwell.envs.servers.server import NO_REASONING, SamplingCalls, Server, Split, openai_package
 from stepwell.errors import BadRequest, EngineUnavailable
 
 log = logging.getLogger("stepwell.envs")

@@ -140,3 +140,28 @@ class Starter:
 PLAYWRIGHT = module("playwright") | module(
     "playwright.async_api", Browser=Screen, Page=Screen, async_playwright=Starter
 )
+
+
+class Player:
+    """Of poke_env, which plays on a server of Pokémon Showdown: every second battle is won."""
+
+    def __init__(self, **options: Any) -> None:
+        self.battles: dict[str, Any] = {}
+        self.n_won_battles = self.n_finished_battles = 0
+
+    async def battle_against(self, opponent: "Player", n_battles: int) -> None:
+        for _ in range(n_battles):
+            self.n_finished_battles += 1
+            won = self.n_finished_battles % 2 == 0
+            self.n_won_battles += won
+            self.battles[f"battle {self.n_finished_battles}"] = SimpleNamespace(won=won)
+
+
+POKE_ENV = (
+    module("poke_env", RandomPlayer=Player)
+    | module("poke_env.player", Player=Player)
+    | module("poke_env.environment")
+    | module("poke_env.environment.battle", AbstractBattle=Anything, Battle=Anything)
+    | module("poke_env.environment.move", Move=Anything)
+    | module("poke_env.environment.pokemon", Pokemon=Anything)
+)

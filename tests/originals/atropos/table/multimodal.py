@@ -7,9 +7,7 @@ from typing import Any
 
 from tests.originals.atropos.row import Answer, Json, Row, in_turn
 
-PNG = b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
-)
+PNG = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg==")
 ADDRESS = "https://pictures.invalid/one.png"
 
 
@@ -45,14 +43,30 @@ def pictured(name: str, data_set: str, columns: Json, answer: Answer, **more: An
 BOXED = in_turn("It is surely \\boxed{3}", "It is surely \\boxed{4}")
 
 ROWS: tuple[Row, ...] = (
-    pictured("clevr_complex", "MMInstruction/Clevr_CoGenT_TrainA_70K_Complex",
-        {"image": PNG, "problem": "How many balls?", "solution": "3"}, BOXED),
-    pictured("clevr_cogen_a_train", "leonardPKU/clevr_cogen_a_train",
-        {"image": PNG, "problem": "How many balls?", "solution": "<answer> 3 </answer>"}, BOXED,
-        only_starts="its postprocess_histories returns nothing"),
-    pictured("ocr_vqa", "howard-hou/OCR-VQA", {"image": PNG, "questions": ["Title?"], "answers": ["Emma"]}, answering("Emma")),
+    pictured(
+        "clevr_complex",
+        "MMInstruction/Clevr_CoGenT_TrainA_70K_Complex",
+        {"image": PNG, "problem": "How many balls?", "solution": "3"},
+        BOXED,
+    ),
+    pictured(
+        "clevr_cogen_a_train",
+        "leonardPKU/clevr_cogen_a_train",
+        {"image": PNG, "problem": "How many balls?", "solution": "<answer> 3 </answer>"},
+        BOXED,
+        only_starts="its postprocess_histories returns nothing",
+    ),
+    pictured(
+        "ocr_vqa", "howard-hou/OCR-VQA", {"image": PNG, "questions": ["Title?"], "answers": ["Emma"]}, answering("Emma")
+    ),
     pictured("pixmo_clocks", "junyeong-nero/clock-dataset", {"image": PNG, "hour": 3, "minute": 5}, answering("3:05")),
-    pictured("pixmo_count", "allenai/pixmo-count", {"image_url": ADDRESS, "label": "balls", "count": 3}, answering("3")),
-    pictured("pixmo_point_explanations", "allenai/pixmo-point-explanations",
-        {"image_url": ADDRESS, "question": "Where?", "inline_text": ["left"]}, answering("left")),
-)  # fmt: skip
+    pictured(
+        "pixmo_count", "allenai/pixmo-count", {"image_url": ADDRESS, "label": "balls", "count": 3}, answering("3")
+    ),
+    pictured(
+        "pixmo_point_explanations",
+        "allenai/pixmo-point-explanations",
+        {"image_url": ADDRESS, "question": "Where?", "inline_text": ["left"]},
+        answering("left"),
+    ),
+)
