@@ -1,10 +1,12 @@
-"""examples/tinker on SkyRL's real server, with an engine that only takes adapters. It is killed, and another continues.
+"""examples/tinker on SkyRL's real server, with an engine that only takes adapters. It is killed, and another continues,
+with a group that tells neither log-probabilities nor a temperature.
 
 With vLLM, agents, two tenants and more updates: test_tinker.py, by `just nightly`.
 """
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from stepwell.demo.model import write_model
 from stepwell.pool.api.plan import PoolPlan
@@ -29,11 +31,11 @@ WITHIN = 300.0
 SETTINGS = {"groups": 1, "rank": 4, "loss": "ppo", "service_loss": "mean", "rows_multiple": ROLLOUTS}
 
 
-async def add_group(client: PoolClient, number: int) -> None:
+async def add_group(client: PoolClient, number: int, **step: Any) -> None:
     for rollout in range(ROLLOUTS):
         prompt, uid = f"p{number}", f"p{number}-{rollout}"
         await client.register_trajectory(Registration(uid, prompt, CHANNEL, group_size=ROLLOUTS))
-        await client.submit_steps([one_turn(uid, prompt, [101, number % 100], [97 + rollout])])
+        await client.submit_steps([one_turn(uid, prompt, [101, number % 100], [97 + rollout], **step)])
         await client.complete_trajectory(uid, prompt, float(rollout))
 
 
@@ -69,11 +71,12 @@ async def test_a_killed_run_continues_with_the_same_weights(ray_cluster: RayClus
         assert record is not None
         assert (record.update, record.version) == (1, 2)
 
-        await add_group(client, 2)
+        await add_group(client, 2, response_logprobs=None, temperature=None)
         resumed = train("resumed.log")
         await asyncio.to_thread(resumed.wait, WITHIN)
         held = DataPool(client).stats().channels[CHANNEL].held.steps
     assert [(update["update"], update["version"]) for update in resumed.updates(CHANNEL)] == [(2, 3)]
+    assert resumed.updates(CHANNEL)[0]["filled_in"]["logprobs_current"] == ROLLOUTS, "the service computes missing ones"
     untrained, trained = engine.loaded[:2]
     assert resumed.published(CHANNEL) == [trained, engine.loaded[-1]], "the weights are not those of before the kill"
     assert len({name.rpartition("-")[2] for name in (untrained, trained, engine.loaded[-1])}) == 3

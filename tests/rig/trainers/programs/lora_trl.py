@@ -24,6 +24,7 @@ ASKED: dict[str, Any] = json.loads(sys.argv[1])
 FOLDER, MODEL = Path(ASKED["folder"]), Path(ASKED["model"])
 UPDATES = 3
 """Of each of the two runs."""
+TOLD = ("logprobs_current", "temperatures_assumed", "ratio")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     pool = connect("data_pool", address=ASKED["address"], namespace=ASKED["namespace"])
     base = load_file(MODEL / "model.safetensors")
     first, resumed = NotedSync(pool), NotedSync(pool)
-    model = train(pool, first, UPDATES)
+    model, told = train(pool, first, UPDATES)
     still = {name.replace(".base_layer", ""): tensor for name, tensor in model.get_base_model().state_dict().items()}
     answer = {
         "names": sorted(first.sent[-1]),
@@ -54,11 +55,12 @@ def main() -> None:
         "off_the_base": gap(base, still),
     }
     train(pool, resumed, 2 * UPDATES)
-    answer |= {"off_the_resumed": gap(resumed.sent[0], first.sent[-1]), "syncs": len(resumed.sent)}
+    answer |= {"off_the_resumed": gap(resumed.sent[0], first.sent[-1]), "syncs": len(resumed.sent), "told": told}
     sys.stdout.write(f"{json.dumps(answer)}\n")
 
 
-def train(pool: DataPool, sync: NotedSync, updates: int) -> Any:
+def train(pool: DataPool, sync: NotedSync, updates: int) -> tuple[Any, dict[str, list[float]]]:
+    """The model, and what TRL's log says of data without log-probabilities and temperatures."""
     worker = StepwellRolloutWorker(pool, samples_ahead=4)
     trainer = AsyncGRPOTrainer(
         str(MODEL),
@@ -70,7 +72,9 @@ def train(pool: DataPool, sync: NotedSync, updates: int) -> Any:
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
     )
     trainer.train(resume_from_checkpoint=last_checkpoint(FOLDER))
-    return trainer.model
+    logged: list[dict[str, float]] = trainer.state.log_history
+    told = {name: [line[name] for line in logged if name in line] for name in TOLD}
+    return trainer.model, told
 
 
 def gap(some: Tensors, others: Tensors) -> float:
