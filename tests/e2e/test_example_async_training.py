@@ -43,13 +43,13 @@ def at_the_example(folder: Path) -> Iterator[Shell]:
 def train(shell: Shell, *, steps: str = "", updates: str = "") -> list[Update]:
     """Types what the README says; vLLM is started with the flags of a CPU."""
     make, up, learn = (shell_block("async_training", mark) for mark in ("make_model.py", "stepwell up", "train.py"))
-    shell.run("bash", "-ec", f"{make.rstrip()} {steps}", timeout=300)
+    shell.run("bash", "-ec", f"{make.rstrip()} {steps}", timeout=900)
     model = shell.folder / "model"
     with start_engine(model, python=vllm_python(), log=shell.folder / "vllm.log") as engine:
         engine.wait()
         try:
             command = addresses_replaced(up, {ENGINE: engine.url}) + f"{learn.rstrip()} {updates}"
-            printed = shell.run("bash", "-ec", command, timeout=1200)
+            printed = shell.run("bash", "-ec", command, timeout=2400)
         finally:
             shell.run("stepwell", "down")
     found = [Update(int(n), float(r), float(b), int(g), int(v)) for n, r, b, g, v in LINE.findall(printed)]
