@@ -11,7 +11,7 @@ from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.api.preview import LATER, PREVIEWED
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.sessions import SESSION, session_metadata
-from stepwell.pool.rules.selection import MOST_PASSED
+from stepwell.pool.rules.batch_selection import MOST_PASSED
 from stepwell.steps.step import Exactness
 from tests.builders import EasyPool, make_step
 
