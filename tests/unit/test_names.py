@@ -24,6 +24,7 @@ SHARED_MODULES: Mapping[str, str] = {
     "openai": "OpenAI's API, and servers that have only that",
     "pool": "the DataPool",
     "ports": "Protocols that another room implements",
+    "preview": "what would be trained next",
     "processes": "child processes",
     "progress": "how progress is shown",
     "replies": "replies of engines, parsed",

@@ -11,7 +11,7 @@ from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.index.follower import PoolFollower, TextIndexer
 from stepwell.dashboard.index.texts import ConversationTexts
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
-from stepwell.dashboard.preview import NextBatches
+from stepwell.dashboard.next_batches import NextBatches
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.series import TimeSeries

@@ -64,7 +64,7 @@ async def fetch_oldest(
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """What is taken from one shard."""
 
     count: int
@@ -111,7 +111,7 @@ class _Fetch:
     async def run(self, timeout: float) -> LeasedGroups:
         deadline = time.monotonic() + timeout
         if len(self._names) == 1:  # it need not be compared with others
-            await self._take(self._names[0], Part(self._missing))
+            await self._take(self._names[0], BatchPart(self._missing))
         if self._missing:
             await self._look(self._names)
         await self._fill(deadline, timeout)
@@ -209,13 +209,13 @@ class _Fetch:
         """What may still be taken of each user."""
         return None if self._limit is None else self._limit.less(self._taken.elements())
 
-    def _choose_parts(self) -> dict[str, Part]:
+    def _choose_parts(self) -> dict[str, BatchPart]:
         """What to take from each shard."""
         if self._may_miss_oldest():
             return {}
         heard = {name: summary for name, summary in self._summaries.items() if name not in self._late}
         if self._tries_each_change:
-            return dict.fromkeys(heard, Part(self._missing))
+            return dict.fromkeys(heard, BatchPart(self._missing))
         return oldest_parts(heard, self._missing, self._room)
 
     def _may_miss_oldest(self) -> bool:
@@ -223,7 +223,7 @@ class _Fetch:
         heard = self._summaries.keys() - self._late.keys()
         return self._request.order is Order.STRICT and len(heard) < len(self._names)
 
-    async def _take(self, name: str, part: Part) -> None:
+    async def _take(self, name: str, part: BatchPart) -> None:
         """Returns also if the shard falls silent: it may have been cut off. A large part takes its time."""
         taking = asyncio.create_task(self._take_part(name, part))
         self._late[name] = taking
@@ -235,7 +235,7 @@ class _Fetch:
         del self._late[name]
         taking.result()
 
-    async def _take_part(self, name: str, wanted: Part) -> None:
+    async def _take_part(self, name: str, wanted: BatchPart) -> None:
         """Each part has its own lease. A part stays missing if another consumer took it first or its shard is away."""
         if not self._uid:
             self._uid = new_batch_uid(heartbeats=True, coordinator=name if len(self._names) > 1 else "")
@@ -261,7 +261,7 @@ class _Fetch:
         else:  # other shards were faster, or the batch has another name by now
             self._held.put_back([lease])
 
-    def _has_room(self, part: Part) -> bool:
+    def _has_room(self, part: BatchPart) -> bool:
         """Another part may have come meanwhile."""
         room = self._room
         return part.limit is None or room is None or all(n <= room.room(u) for u, n in part.limit.rooms.items())
@@ -271,7 +271,7 @@ class _Fetch:
         what of its data is held back because of data of others."""
         if self._limit is None or self._may_miss_oldest():
             return {}
-        heard = dict.fromkeys(self._summaries.keys() - self._late.keys(), Part(0, UserLimit(0)))
+        heard = dict.fromkeys(self._summaries.keys() - self._late.keys(), BatchPart(0, UserLimit(0)))
         return {name: limited(self._request, part.limit) for name, part in (heard | self._choose_parts()).items()}
 
     async def _give_up(self, timeout: float) -> None:
@@ -287,7 +287,7 @@ def limited(request: BatchRequest, limit: UserLimit | None) -> BatchRequest:
     return request if limit is None else replace(request, max_per_user=limit.most, user_rooms=dict(limit.rooms))
 
 
-def oldest_parts(summaries: dict[str, ReadySummary], count: int, limit: UserLimit | None) -> dict[str, Part]:
+def oldest_parts(summaries: dict[str, ReadySummary], count: int, limit: UserLimit | None) -> dict[str, BatchPart]:
     """What to take from each shard, so that together it is the oldest that the limit allows."""
     until = min((summary.nothing_after for summary in summaries.values()), default=0.0)
     items = [
@@ -302,4 +302,4 @@ def oldest_parts(summaries: dict[str, ReadySummary], count: int, limit: UserLimi
     for _, name, user in heapq.nsmallest(count, items):
         users.setdefault(name, []).append(user)
     limits = {name: None if limit is None else UserLimit(0, Counter(filter(None, users[name]))) for name in users}
-    return {name: Part(len(found), limits[name]) for name, found in users.items()}
+    return {name: BatchPart(len(found), limits[name]) for name, found in users.items()}

@@ -27,8 +27,8 @@ from stepwell.pool.api.leasing import (
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.staleness import staleness_rule
 from stepwell.pool.api.user_share import UserLimit, max_per_user
+from stepwell.pool.rules.batch_selection import BatchSelection, accepted_trajectories
 from stepwell.pool.rules.exact_batch import choose_groups
-from stepwell.pool.rules.selection import Selection, accepted_trajectories
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Lease, Trajectory
@@ -56,7 +56,7 @@ class Leasing:
         self.doubtful: dict[str, None] = {}
         """Leases that have expired, and whose coordinators must be asked whether they are acknowledged."""
         self._staleness = staleness_rule(state.limits.max_staleness, state.limits.on_stale)
-        self._selection = Selection(state)
+        self._selection = BatchSelection(state)
         self.last_requests: dict[str, tuple[float, BatchRequest | ExactFill]] = {}
         """By channel: when a consumer asked for a batch last, and for which."""
 

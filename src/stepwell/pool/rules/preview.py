@@ -7,8 +7,8 @@ from typing import NamedTuple
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, ReadySummary, Unit
 from stepwell.pool.api.preview import LATER, PREVIEWED, WAITING, PreviewItem, ShardPreview
 from stepwell.pool.api.staleness import oldest_version, versions_behind
+from stepwell.pool.rules.batch_selection import LEFT_OUT, STALE, BatchSelection, reading
 from stepwell.pool.rules.leasing import Leasing
-from stepwell.pool.rules.selection import LEFT_OUT, STALE, Selection, reading
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Trajectory
@@ -19,7 +19,7 @@ UNASKED = 8
 """The size of the batch that is shown while no consumer has asked for one."""
 
 
-class Share(NamedTuple):
+class GroupShare(NamedTuple):
     """What a consumer would get of a group."""
 
     group: Group
@@ -33,7 +33,7 @@ class Previewer:
     def __init__(self, state: PoolState, leasing: Leasing) -> None:
         self._state = state
         self._leasing = leasing
-        self._selection = Selection(state, drops=False)
+        self._selection = BatchSelection(state, drops=False)
 
     def last_request(self, name: str) -> tuple[float, BatchRequest | ExactFill]:
         """When a consumer asked for a batch of that channel last, and for which; 0 if none has since the start."""
@@ -61,25 +61,25 @@ class Previewer:
             waiting=[] if channel is None else self._waiting(channel, request, step_filter, shares),
         )
 
-    def _chosen(self, channel: Channel, request: BatchRequest | ExactFill, step_filter: StepFilter) -> list[Share]:
+    def _chosen(self, channel: Channel, request: BatchRequest | ExactFill, step_filter: StepFilter) -> list[GroupShare]:
         select = self._selection
         if isinstance(request, ExactFill):
             offered = select.offered(channel, request.trajectories, step_filter)
-            return [Share(group, group.trajectories.values(), group.opened_at) for group, _ in offered]
+            return [GroupShare(group, group.trajectories.values(), group.opened_at) for group, _ in offered]
         request = replace(request, models=step_filter.models)
         history, limit = select.history(channel, request, self._leasing.user_limit(request))
-        repeated = [Share(group, group.trajectories.values(), group.opened_at) for group in history]
+        repeated = [GroupShare(group, group.trajectories.values(), group.opened_at) for group in history]
         if request.unit is Unit.STEPS:
             steps = select.steps(channel, request, limit)
-            return [Share(found.group, [found], step.started_at, step) for found, step in steps]
+            return [GroupShare(found.group, [found], step.started_at, step) for found, step in steps]
         count = request.count - len(history)
         if request.unit is Unit.TRAJECTORIES:
             trajectories = select.trajectories(channel, request, count, limit)
-            return [Share(found.group, [found], found.group.opened_at) for found in trajectories]
+            return [GroupShare(found.group, [found], found.group.opened_at) for found in trajectories]
         groups = select.groups(channel, request, count, limit)
-        return [*(Share(group, select.rest_of(group), group.opened_at) for group in groups), *repeated]
+        return [*(GroupShare(group, select.rest_of(group), group.opened_at) for group in groups), *repeated]
 
-    def _item(self, share: Share, step_filter: StepFilter | None, why: str = "") -> PreviewItem:
+    def _item(self, share: GroupShare, step_filter: StepFilter | None, why: str = "") -> PreviewItem:
         """Without a filter, of all that is held."""
         group = share.group
         with reading(share.trajectories):
@@ -111,7 +111,7 @@ class Previewer:
             )
 
     def _waiting(
-        self, channel: Channel, request: BatchRequest | ExactFill, step_filter: StepFilter, shares: Sequence[Share]
+        self, channel: Channel, request: BatchRequest | ExactFill, step_filter: StepFilter, shares: Sequence[GroupShare]
     ) -> list[PreviewItem]:
         """The oldest groups of which nothing is in the batch."""
         chosen = {share.group.seq for share in shares}
@@ -119,7 +119,7 @@ class Previewer:
         waiting = [group for group in oldest if group.seq not in chosen and group.trajectories][:WAITING]
         return [
             self._item(
-                Share(group, group.trajectories.values(), group.opened_at),
+                GroupShare(group, group.trajectories.values(), group.opened_at),
                 None,
                 self._why(channel, group, step_filter) or self._why_later(group, request, shares),
             )
@@ -139,7 +139,7 @@ class Previewer:
             return f"the trainer wants none of its steps ({what}): the next fetch leaves it out"
         return "a version of the policy said it that was rolled back: the next fetch drops it" if what_happens else ""
 
-    def _why_later(self, group: Group, request: BatchRequest | ExactFill, shares: Sequence[Share]) -> str:
+    def _why_later(self, group: Group, request: BatchRequest | ExactFill, shares: Sequence[GroupShare]) -> str:
         if isinstance(request, ExactFill):
             return LATER
         limit = self._leasing.user_limit(request)

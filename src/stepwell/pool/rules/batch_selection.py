@@ -30,7 +30,7 @@ MOST_PASSED = 500
 USER_OF_GROUP: Callable[[Group], str] = attrgetter("user")
 
 
-class Selection:
+class BatchSelection:
     def __init__(self, state: PoolState, *, drops: bool = True) -> None:
         """`drops` is False for a preview."""
         self._state = state
