@@ -45,6 +45,12 @@ async def test_a_teacher_scores_a_sequence(engine: FakeEngine) -> None:
             assert of_tokens == pytest.approx(logprobs_of(ids[1:], 1))
 
 
+async def test_a_gateway_is_no_teacher(engine: FakeEngine) -> None:
+    async with servers_behind("gateway", engine) as servers:
+        with pytest.raises(BadRequest, match="gives no log-probabilities of the prompt; vLLM itself does"):
+            await servers.get_logprobs(prompt="Once upon")
+
+
 async def test_a_dedicated_server_has_the_calls_and_the_metrics_of_one(engine: FakeEngine) -> None:
     async with FakeEngine() as other, servers_of(engine.url, other.url) as servers:
         async with servers.dedicated_server() as server:

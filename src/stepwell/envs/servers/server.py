@@ -99,7 +99,7 @@ class SamplingCalls(ABC):
         (choice,) = read_choices(read_object(raw, "answer"))
         tokens, entries = choice.get("prompt_token_ids"), choice.get("prompt_logprobs")
         if not isinstance(tokens, list) or not isinstance(entries, list) or len(tokens) != len(entries):
-            raise BadRequest("the server gives no log-probabilities of the prompt; vLLM does")
+            raise BadRequest("the server gives no log-probabilities of the prompt; vLLM itself does")
         return {
             "prompt_tokens": tokens,
             "prompt_topk_token_ids": [[int(token) for token in entry or {}] for entry in entries],
