@@ -2,8 +2,7 @@
 
     python -m tests.originals.atropos.child SOCKET
 
-A connection is one run: a line of JSON says what to run (`Job`), and the process closes its end when it ends.
-The literal form runs one environment without forking: `python -m tests.originals.atropos.child - JOB`.
+A connection is one run: a line of JSON says what to run (`Job`), and the answer is the process' number.
 """
 
 import functools
@@ -37,8 +36,9 @@ STAGES = {
     "collect_trajectory": "collect_trajectories",
     "collect_trajectories": "collect_trajectories",
     "evaluate": "evaluate",
-    "setup_data": "setup",  # this and the next: of EvalBase
+    "setup_data": "setup",  # this and the next two: of EvalBase
     "run_item": "evaluate",
+    "__call__": "evaluate",
 }
 """The methods that are noted, and as what."""
 
@@ -101,30 +101,33 @@ def run_and_exit(job: Job) -> None:
 
 
 def run(job: Job) -> None:
-    from tests.originals.atropos.stand_ins import install
-    from tests.originals.atropos.table import BY_FILE
-
-    folder = Path(job["folder"])
+    prepare(job)
     sys.path[:] = [path for path in sys.path if path]
-    install(BY_FILE[job["file"]], Path(job["tokenizer"]))
     if job["whose"] == "stepwell":
-        from stepwell.envs.environment import Environment
-        from stepwell.envs.evaluation import EvalBase
-
-        watch(Environment, folder)
-        watch(EvalBase, folder)
         sys.path.insert(0, str(Path.cwd()))
         sys.argv[:] = ["-m", *job["argv"]]
         runpy.run_module("stepwell.envs", run_name="__main__", alter_sys=True)
     else:
-        from atroposlib.envs.base import BaseEnv  # type: ignore[import-not-found]
-        from atroposlib.envs.eval import EvalBase  # type: ignore[import-not-found,no-redef]
-
-        watch(BaseEnv, folder)
-        watch(EvalBase, folder)
         sys.path.insert(0, str(Path(job["argv"][0]).parent))
+        sys.path.append(job["argv"][0].partition("/environments/")[0])  # as where the distribution is installed editable
         sys.argv[:] = job["argv"]
         runpy.run_path(job["argv"][0], run_name="__main__")
+
+
+def prepare(job: Job) -> None:
+    """Puts the stand-ins in, and notes what the environment does from now on."""
+    from tests.originals.atropos.stand_ins import install
+    from tests.originals.atropos.table import row_of
+
+    install(row_of(job["file"]), Path(job["tokenizer"]))
+    if job["whose"] == "stepwell":
+        from stepwell.envs.environment import Environment as BaseEnv
+        from stepwell.envs.evaluation import EvalBase
+    else:
+        from atroposlib.envs.base import BaseEnv  # type: ignore[import-not-found,no-redef]
+        from atroposlib.envs.eval import EvalBase  # type: ignore[import-not-found,no-redef]
+    watch(BaseEnv, Path(job["folder"]))
+    watch(EvalBase, Path(job["folder"]))
 
 
 def note(folder: Path, stage: str, text: str = "") -> None:
@@ -139,7 +142,7 @@ def watch(base: type, folder: Path) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **options: Any) -> None:
         for name, stage in STAGES.items():
-            method = getattr(type(self), name, None)
+            method = next((vars(kind)[name] for kind in type(self).__mro__ if name in vars(kind)), None)
             if method is not None and not hasattr(method, "watched"):
                 setattr(type(self), name, watched(method, stage, folder))
         original(self, *args, **options)
