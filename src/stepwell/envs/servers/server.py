@@ -289,8 +289,12 @@ class Server(SamplingCalls):
         return self._client.chat.completions if upstream is Upstream.CHAT else self._client.completions
 
     def _whole(self, request: dict[str, Any]) -> dict[str, Any]:
-        """With the model's name, and the fields of reasoning unless the call says `skip_reasoning`."""
+        """With the model's name, and the fields of reasoning unless the call says `skip_reasoning`. Ids in `stop`
+        become vLLM's `stop_token_ids`: OpenAI's API takes texts only."""
         whole = {"model": self.config.model_name, **request}
+        if isinstance(whole.get("stop"), list) and (ids := [each for each in whole["stop"] if isinstance(each, int)]):
+            whole["stop"] = [each for each in whole["stop"] if isinstance(each, str)] or None
+            whole["extra_body"] = {"stop_token_ids": ids, **(whole.get("extra_body") or {})}
         if not whole.pop("skip_reasoning", False) and self._reasoning:
             whole["extra_body"] = {**(whole.get("extra_body") or {}), **self._reasoning}
         return whole
