@@ -90,7 +90,7 @@ def run_and_exit(job: Job) -> None:
         code = 0
     except SystemExit as ended:
         code = ended.code
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever ends it is printed, as Python itself does
         traceback.print_exc()
     finally:
         with suppress(Exception):
@@ -109,7 +109,9 @@ def run(job: Job) -> None:
         runpy.run_module("stepwell.envs", run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str(Path(job["argv"][0]).parent))
-        sys.path.append(job["argv"][0].partition("/environments/")[0])  # as where the distribution is installed editable
+        sys.path.append(
+            job["argv"][0].partition("/environments/")[0]
+        )  # as where the distribution is installed editable
         sys.argv[:] = job["argv"]
         runpy.run_path(job["argv"][0], run_name="__main__")
 
