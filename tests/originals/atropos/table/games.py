@@ -91,10 +91,7 @@ def diplomacy() -> dict[str, ModuleType]:
     }
 
 
-def one_simple_game(folder: Path) -> None:
-    (folder / "game.yaml").write_text("env:\n  challenge_names: [tw-simple]\n  max_steps: 2\n")
-
-
+SIMPLE_GAME = ("--env.challenge_names", '["tw-simple"]')
 ORDERS = in_turn("A MAR - SPA", "A MAR H")
 STICK_OR_NOT = in_turn(tool_call("stick"), "hm")
 STICK_OR_HIT = in_turn(f"odds </think>{tool_call('stick')}", f"odds </think>{tool_call('hit')}")
@@ -105,7 +102,6 @@ ROWS: tuple[Row, ...] = (
     Row(
         file=f"{GYMNASIUM}/blackjack/blackjack_env_thinking.py",
         answer=STICK_OR_HIT,
-        flags=("--env.top_p", "1.0"),  # groups of a truncated sampling are left out of training
     ),
     local(
         f"{GYMNASIUM}/blackjack/blackjack_local_server.py",
@@ -138,8 +134,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         file=f"{TEXTWORLD}/textworld_env.py",
         answer=in_turn("look", "inventory"),
-        prepare=one_simple_game,
-        flags=("--config", "game.yaml", "--env.ensure_scores_are_not_same", "false"),
+        flags=(*SIMPLE_GAME, "--env.max_steps", "2", "--env.ensure_scores_are_not_same", "false"),
     ),
     local(
         f"{TEXTWORLD}/textworld_local_server.py",
