@@ -26,8 +26,10 @@ STARTED = {"collect_trajectories", "evaluate", "collect_trajectories failed", "e
 
 def main() -> None:
     rows = [row for row in all_rows() if not sys.argv[1:] or any(part in row.file for part in sys.argv[1:])]
-    known = json.loads(BASELINE.read_text()) if BASELINE.exists() and sys.argv[1:] else {}
-    BASELINE.write_text(json.dumps(dict(sorted((known | started_with_atroposlib(rows)).items())), indent=2) + "\n")
+    found = started_with_atroposlib(rows)
+    if sys.argv[1:] and BASELINE.exists():  # read afterwards: others may have written their parts meanwhile
+        found = json.loads(BASELINE.read_text()) | found
+    BASELINE.write_text(json.dumps(dict(sorted(found.items())), indent=2) + "\n")
 
 
 def all_rows() -> list[Row]:

@@ -9,6 +9,7 @@ from threading import Thread
 
 import pytest
 
+from tests.originals.atropos.counts import MADE_A_GROUP, PROPERTY, STARTED
 from tests.originals.atropos.row import Row
 from tests.originals.atropos.running import Forkserver, Outcome, forkserver, run, start_literally
 from tests.originals.atropos.table import BY_FILE, DO_NOT_START, TABLE
@@ -70,10 +71,10 @@ def test_the_environment_starts_and_its_first_group_reaches_the_trainer(
         pytest.skip(row.skip)
     outcome = outcomes[row.file].result(PATIENCE_S)
     assert outcome.has_started, str(outcome)
-    record_property("atropos", "started")
+    record_property(PROPERTY, STARTED)
     if row.makes_group:
         _check_group(outcome)
-        record_property("atropos", "made a group")
+        record_property(PROPERTY, MADE_A_GROUP)
 
 
 @pytest.mark.parametrize("file", LITERALLY)
