@@ -128,7 +128,7 @@ class Server(SamplingCalls):
         self._reasoning = reasoning
         self.slots: dict[Split, anyio.CapacityLimiter] = {
             "train": anyio.CapacityLimiter(config.num_max_requests_at_once),
-            "eval": anyio.CapacityLimiter(config.num_requests_for_eval),
+            "eval": anyio.CapacityLimiter(max(1, config.num_requests_for_eval)),
         }
         """Callers are served in order."""
         self.seconds: dict[Split, deque[float]] = {
