@@ -266,26 +266,21 @@ VERIFIERS = Row(
 
 ROWS: tuple[Row, ...] = (VERIFIERS, *LETTERS, *TEXTS, *TRAIN)
 
-SETTINGS_NOT_USED = "names its settings by config_cls, which atroposlib does not call, so its setup has no data set"
+WITHOUT_SLURM = (
+    "aime",
+    "aimo",
+    "bbh",
+    "hle",
+    "judgemark",
+    "math500",
+    "math",
+    "mixeval",
+    "mtbench",
+    "olympiadbench",
+    "pubmedqa",
+)
 DO_NOT_START = {
-    **dict.fromkeys(
-        (
-            f"eval_environments/{name}_eval.py"
-            for name in (
-                "aime",
-                "aimo",
-                "bbh",
-                "hle",
-                "math500",
-                "math",
-                "mixeval",
-                "mtbench",
-                "olympiadbench",
-                "pubmedqa",
-            )
-        ),
-        SETTINGS_NOT_USED,
-    ),
-    "eval_environments/judgemark_eval.py": "its __init__ does not take the parameter slurm, which atroposlib gives",
+    f"eval_environments/{name}_eval.py": "its __init__ does not take the parameter slurm, which atroposlib gives"
+    for name in WITHOUT_SLURM
 }
 """Files that do not work with atroposlib itself, and why."""

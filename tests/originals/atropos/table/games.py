@@ -91,6 +91,8 @@ def diplomacy() -> dict[str, ModuleType]:
     }
 
 
+COMPILING_S = 240.0
+"""A game is compiled by Inform, which takes 5 s of a core."""
 SIMPLE_GAME = ("--env.challenge_names", '["tw-simple"]')
 ORDERS = in_turn("A MAR - SPA", "A MAR H")
 STICK_OR_NOT = in_turn(tool_call("stick"), "hm")
@@ -135,6 +137,7 @@ ROWS: tuple[Row, ...] = (
         file=f"{TEXTWORLD}/textworld_env.py",
         answer=in_turn("look", "inventory"),
         flags=(*SIMPLE_GAME, "--env.max_steps", "2", "--env.ensure_scores_are_not_same", "false"),
+        timeout=COMPILING_S,
     ),
     local(
         f"{TEXTWORLD}/textworld_local_server.py",
@@ -142,5 +145,6 @@ ROWS: tuple[Row, ...] = (
         answer=in_turn("look", "inventory"),
         models=("gpt-4.1",),
         arguments=("tw-simple",),
+        timeout=COMPILING_S,
     ),
 )
