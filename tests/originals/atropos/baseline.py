@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from tests.originals.atropos.row import Row
@@ -21,6 +22,7 @@ from tests.rig.tiny_model import make_tiny_model
 BASELINE = Path(__file__).with_name("baseline.json")
 STARTS = "starts"
 AT_ONCE = 3
+TIMEOUT_S = 180.0
 STARTED = {"collect_trajectories", "evaluate", "collect_trajectories failed", "evaluate failed"}
 
 
@@ -50,7 +52,12 @@ async def _run_all(rows: Iterable[Row], folder: Path, tiny: Path, forks: Forkser
     async def one(row: Row) -> tuple[str, str]:
         async with turn:
             outcome = await run(
-                row, folder / row.file.replace("/", "_"), tiny, forks, whose="atroposlib", until=STARTED
+                replace(row, timeout=TIMEOUT_S),
+                folder / row.file.replace("/", "_"),
+                tiny,
+                forks,
+                whose="atroposlib",
+                until=STARTED,
             )
             sys.stderr.write(f"{row.file}: {verdict(outcome)}\n")
             return row.file, verdict(outcome)

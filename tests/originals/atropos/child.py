@@ -29,6 +29,7 @@ PRELOADED = (
     "math_verify",
     "wandb",
     "rich",
+    "tests.originals.atropos.table",
 )
 STAGES = {
     "setup": "setup",
@@ -57,10 +58,7 @@ class Job(TypedDict):
 
 
 def main() -> None:
-    for name in PRELOADED:
-        importlib.import_module(name)
-    from tests.originals.atropos import table  # noqa: F401
-
+    preload(Path(sys.argv[1]).parent / "preloaded")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(sys.argv[1])
@@ -71,13 +69,26 @@ def main() -> None:
             if os.fork() == 0:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setsid()
                 connection.sendall(f"{os.getpid()}\n".encode())
                 run_and_exit(job)
             connection.close()
 
 
+def preload(folder: Path) -> None:
+    """Also what the packages import when they are first used."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    import datasets
+    import transformers
+
+    from tests.rig.tiny_model import make_tiny_model
+
+    transformers.AutoTokenizer.from_pretrained(make_tiny_model(folder))
+    datasets.Dataset.from_list([{"number": number} for number in range(4)]).shuffle(seed=1)
+
+
 def run_and_exit(job: Job) -> None:
-    os.setsid()
     folder = Path(job["folder"])
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -108,12 +119,16 @@ def run(job: Job) -> None:
         sys.argv[:] = ["-m", *job["argv"]]
         runpy.run_module("stepwell.envs", run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(job["argv"][0]).parent))
-        sys.path.append(
-            job["argv"][0].partition("/environments/")[0]
-        )  # as where the distribution is installed editable
+        file = Path(job["argv"][0])
+        root, _, below = str(file).partition("/environments/")
+        sys.path.insert(0, str(file.parent))
+        sys.path.append(root)  # as where the distribution is installed editable
         sys.argv[:] = job["argv"]
-        runpy.run_path(job["argv"][0], run_name="__main__")
+        if "\nfrom ." in file.read_text():  # its page runs it with -m
+            module = f"environments/{below}".removesuffix(".py").replace("/", ".")
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(file), run_name="__main__")
 
 
 def prepare(job: Job) -> None:

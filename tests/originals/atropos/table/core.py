@@ -154,7 +154,8 @@ def bootcamps() -> dict[str, ModuleType]:
         def prompt_func(self, identity: Json) -> str:
             return f"What is {identity['x']} plus {identity['y']}?"
 
-        def verify_score(self, output: str, identity: Json, format_score: float = 0.0, **_: Any) -> float:
+        @classmethod
+        def verify_score(cls, output: str, identity: Json, format_score: float = 0.0, *_: Any) -> float:
             return 1.0 if f"[answer]{identity['x'] + identity['y']}[" in output else format_score
 
     inner = module("internbootcamp.bootcamp", Sumbootcamp=Sumbootcamp)
@@ -390,7 +391,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         file="code_execution_server/coding_server.py",
         packages=sandbox(),
-        beside={"perfect_indices.txt": "1000\n"},
+        beside={"perfect_indices.txt": "1000\n", "train_logs/empty": ""},
         data={"NousResearch/RLVR_Coding_Problems": TASKS, "NousResearch/lcb_test": TASKS},
         answer=in_turn(*(f"So:\n```python\nprint({number})\n```\n" for number in (42, 41))),
         flags=("--env.top_p", "1.0"),
