@@ -233,6 +233,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         file="community/meteorology_forecast/meteorology_env.py",
         prepare=soundings,
+        flags=("--env.wandb_name", "weather"),  # without one, atroposlib cannot register
         answer=judged(
             "AI Assistant's Output:",
             ("REASONING_SCORE: 3\nTOTAL_SCORE: 3", "REASONING_SCORE: 1\nTOTAL_SCORE: 1"),
