@@ -16,7 +16,7 @@ Data: TypeAlias = "Rows | Mapping[str, Rows]"
 """The rows of a data set, of every split alike or by split."""
 
 
-def in_turn(*answers: str) -> Answer:
+def in_turn(*answers: "str | Reply") -> Answer:
     """So that the scores within a group differ."""
     return lambda request, number: answers[number % len(answers)]
 

@@ -101,7 +101,7 @@ def start_literally(job: Json) -> int:
     folder = Path(job["folder"])
     env = {**_variables(folder), **job["variables"], "STEPWELL_TEST_JOB": json.dumps(job)}
     env["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent / 'at_startup'}"
-    command = [atropos_python(), "-m", "stepwell.envs", *job["argv"]]
+    command = [str(atropos_python()), "-m", "stepwell.envs", *job["argv"]]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=folder / "work", env=env, stdout=log, stderr=log, start_new_session=True
@@ -114,7 +114,7 @@ def forkserver(folder: Path) -> Iterator[Forkserver]:
     path, log = folder / "socket", folder / "forkserver.log"
     environments = folder / "atropos" / "environments"
     shutil.copytree(atropos_python().parents[1] / "environments", environments, ignore=shutil.ignore_patterns("*.png"))
-    command = [atropos_python(), "-m", "tests.originals.atropos.child", path]
+    command = [str(atropos_python()), "-m", "tests.originals.atropos.child", str(path)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=CHECKOUT, env=_variables(folder), stdout=output, stderr=output, start_new_session=True

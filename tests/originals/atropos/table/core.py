@@ -50,6 +50,12 @@ class Words:
         return ["heron", "stork", "crane", "ibis", "egret", "bittern"] * 10
 
 
+def english_words(work: Path) -> None:
+    from nltk import corpus  # type: ignore[import-not-found]
+
+    corpus.words = Words()
+
+
 def count_letters(request: Json, number: int) -> str:
     """Rightly and wrongly in turn."""
     question = prompt_of(request)
@@ -86,8 +92,10 @@ def t1_conversations(work: Path) -> None:
     )
     (work / "t1.csv").write_text(turns)
     names = [f"{domain}/train/1.csv" for domain in ("hotel", "flight", "restaurant", "attraction")]
-    huggingface_hub.list_repo_tree = lambda *_, **__: [module(name, path=name, size=1) for name in names]
-    huggingface_hub.hf_hub_download = lambda *_, **__: str(work / "t1.csv")
+    files = [module(name, path=name, size=1) for name in names]
+    vars(huggingface_hub).update(
+        list_repo_tree=lambda *_, **__: files, hf_hub_download=lambda *_, **__: str(work / "t1.csv")
+    )
 
 
 def mcp_data_set(work: Path) -> None:
@@ -278,7 +286,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         file="letter_counting_environment/letter_counting_environment.py",
-        packages={"nltk.corpus": module("nltk.corpus", words=Words())},
+        prepare=english_words,
         data={"NousResearch/Letter-Counting-Eval": [{"Prompt": "How many es are in the string heron?", "Answer": "1"}]},
         answer=count_letters,
     ),
@@ -290,7 +298,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         file="swe_rl_env.py",
         data={"NousResearch/SWE-smith-oracle": FAULTS, "princeton-nlp/SWE-bench_Lite_oracle": FAULTS},
-        answer=in_turn(*(f"<think>hm</think>\n```\n{PATCH.format(word=word)}\n```" for word in ("return", "yield"))),
+        answer=in_turn(*(f"<think>hm</think>\n{PATCH.format(word=word)}" for word in ("return", "yield"))),
     ),
     Row(
         file="t1_tool_planning/t1_env.py",
@@ -302,15 +310,6 @@ ROWS: tuple[Row, ...] = (
         file="mcp_env.py",
         prepare=mcp_data_set,
         answer=in_turn(*(json.dumps({"tool_name": name, "arguments": {"x": 40}}) for name in ("add", "subtract"))),
-    ),
-    Row(
-        file="dataset_environment/dataset_env.py",
-        data={"gsm8k:main": GSM8K},
-        answer=BOXED,
-        flags=(
-            *("--env.dataset_name", "gsm8k", "--env.dataset_config", "main", "--env.prompt_field", "question"),
-            *("--env.answer_field", "answer", "--env.reward_functions", '["accuracy"]'),
-        ),
     ),
     Row(
         file="kernelbench_env/kernelbench_env.py",
@@ -408,6 +407,7 @@ ROWS: tuple[Row, ...] = (
 )
 
 DO_NOT_START = {
+    "dataset_environment/dataset_env.py": "has no config_init, so that its configuration is one without its settings",
     "sft_loader_server.py": "imports OpenaiConfig, which atroposlib 0.4.0 does not have",
 }
 """File → why it does not work with atroposlib itself."""
