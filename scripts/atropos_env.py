@@ -29,6 +29,7 @@ PACKAGES = (
     "math-verify[antlr4_13_2]",  # with latex2sympy2_extended
     "asteval",
     "beautifulsoup4",
+    "gymnasium<1.3",  # the last with Taxi-v3
     "langdetect",
     "lxml",
     "matplotlib",
@@ -36,15 +37,19 @@ PACKAGES = (
     "nltk",
     "pandas",
     "pennylane",
+    "pillow",
     "python-dotenv",
     "reasoning_gym",
     "regex",
+    "requests",
     "safetensors",  # the tests' tiny model
     "scikit-learn",
     "scipy",
     "smolagents",
+    "textworld",
     "toml",
     "trimesh",
+    "verifiers==0.1.9.post2",  # which atroposlib names
     "web3",
     "websockets",
     "xmltodict",

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.originals.atropos.counts import EnvironmentCounts
 from tests.rig.ray_cluster import RayCluster, start_ray
 from tests.rig.tiny_model import make_tiny_model
 
@@ -26,6 +27,7 @@ WITHOUT_SHARED_ENGINE = (
 
 LONGEST = (
     "e2e/test_broken_tool_call",  # with it, all that share the engine
+    "originals/atropos/test_environments",
     "e2e/test_tinker_service",
     "integration/survival/test_rows_in_short",
     "integration/trainers/test_killed_trainer",
@@ -75,6 +77,7 @@ class FailuresAtOnce:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config))
+        config.pluginmanager.register(EnvironmentCounts())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

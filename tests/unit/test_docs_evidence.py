@@ -13,6 +13,7 @@ from stepwell.steps.schema import STEP_COLUMNS
 from tests.unit.docs_pages import CHECKOUT, DOCS
 
 COMPARISON, CLAW_R1 = DOCS / "comparison.md", DOCS / "coming-from-claw-r1.md"
+ATROPOS = DOCS / "coming-from-atropos.md"
 GUARANTEES, SCALING = DOCS / "operations" / "guarantees.md", DOCS / "operations" / "scaling.md"
 CLAW_R1_TESTS = CHECKOUT / "tests/integration/truth/test_claw_r1_calls.py"
 TEST = re.compile(r"def (test_\w+)")
@@ -33,7 +34,7 @@ def rows(page: Path, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
 
 
-@pytest.mark.parametrize("page", [COMPARISON, CLAW_R1, GUARANTEES, SCALING], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [ATROPOS, COMPARISON, CLAW_R1, GUARANTEES, SCALING], ids=lambda page: page.stem)
 def test_every_test_and_benchmark_that_a_page_names_exists(page: Path) -> None:
     assert named_in(page) - names_of_tests(*(CHECKOUT / "tests").rglob("test_*.py")) == set()
     benchmarks = set(re.findall(r"\bbenchmarks\.(?!md\b)\w+", page.read_text()))
@@ -45,6 +46,7 @@ def test_every_test_and_benchmark_that_a_page_names_exists(page: Path) -> None:
     [
         (COMPARISON, "What such systems get wrong, and what happens here"),
         (COMPARISON, "What you get here and rarely elsewhere"),
+        (ATROPOS, "The HTTP API"),
         (CLAW_R1, "Calls"),
         (CLAW_R1, "Differences on purpose"),
         (CLAW_R1, "What it did, and what happens now"),

@@ -77,6 +77,7 @@ FOREIGN_FLAGS = {
         "--enable-lora",
         "--max-lora-rank",
         "--max-loras",
+        "--no-deps",
     ),
     *("--help", "--head", "--groups", "--out", "--config", "--kills", "--vllm"),
     *("--rollout-function-path", "--disable-rewards-normalization", "--normalize-advantages", "--advantage-estimator"),

@@ -109,8 +109,8 @@ class ServerBaseline(EnvSection):
     """Timeout of a request in seconds."""
     num_max_requests_at_once: int = Field(default=512, ge=1)
     """Concurrent requests."""
-    num_requests_for_eval: int = Field(default=64, ge=1)
-    """Concurrent requests of evaluations."""
+    num_requests_for_eval: int = Field(default=64, ge=0)
+    """Concurrent requests of evaluations; 0, which files of Atropos without one give, is as 1."""
     server_type: str = "openai"
     """Not used: every server is called with OpenAI's API."""
     rolling_buffer_length: int = 1000

@@ -69,9 +69,10 @@ class EvalBase(ABC):
         return metrics
 
 
-def pass_at_k(m: int, c: int, k: int) -> float:
+def pass_at_k(m: int, c: float, k: int) -> float:
     """The probability that k of m samples, of which c are right, contain a right one."""
-    return 1.0 if m - c < k else 1.0 - math.comb(m - c, k) / math.comb(m, k)
+    wrong = m - int(c)  # a sum of scores is a float
+    return 1.0 if wrong < k else 1.0 - math.comb(wrong, k) / math.comb(m, k)
 
 
 def evaluate_log(

@@ -180,9 +180,14 @@ def _malformed(group: ScoredDataGroup) -> str:
         return f"its scores are {list(group['scores'])}"
     for key in ("masks", "inference_logprobs", "advantages", "ref_logprobs"):
         values: Any = group.get(key)
-        if values is not None and list(map(len, values)) != list(map(len, group["tokens"])):
+        if values is not None and _lengths(values) != _lengths(group["tokens"]):
             return f"its {key} are not as long as its tokens"
     return ""
+
+
+def _lengths(rows: Sequence[Any]) -> list[int]:
+    """-1 for what is no list."""
+    return [len(row) if hasattr(row, "__len__") else -1 for row in rows]
 
 
 def _is_number(score: object) -> bool:

@@ -171,3 +171,16 @@ def test_the_classes_of_flags_have_config_inits_result_as_defaults() -> None:
 @pytest.mark.parametrize("name", ["off_policy_tolerance", "max_batches_offpolicy"])
 def test_the_off_policy_tolerance_has_both_names(name: str) -> None:
     assert BaseEnvConfig(**{name: 5}).max_batches_offpolicy == 5  # type: ignore[arg-type]
+
+
+async def test_what_is_no_group_is_dropped_and_counted_instead_of_failing(caplog: pytest.LogCaptureFixture) -> None:
+    class Confused(CountingEnv):
+        async def postprocess_histories(self, trajectories: Any) -> Any:
+            return trajectories, []
+
+    async with FakeRolloutServer().opened() as rollouts:
+        env = Confused(BaseEnvConfig(rollout_server_url=rollouts.url, group_size=4))
+        env.last_item = 0
+        await asyncio.wait_for(lifecycle.serve(env), 60)
+    assert env.failure_count.dropped == {"malformed": 1}
+    assert "it is a tuple and no dictionary" in caplog.text

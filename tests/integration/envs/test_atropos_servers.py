@@ -2,9 +2,10 @@
 
 import pytest
 
-from stepwell.envs.servers import ManagedServer, ManagedServerAdapter
+from stepwell.envs.config import APIServerConfig
+from stepwell.envs.servers import ManagedServer, ManagedServerAdapter, ServerManager
 from stepwell.errors import BadRequest
-from tests.integration.envs.test_servers import USER, Letters, exactly, servers_behind, servers_of
+from tests.integration.envs.test_servers import CALLING, TOOL, USER, Letters, exactly, servers_behind, servers_of
 from tests.rig.fake_engine import FakeEngine, Reply
 from tests.rig.fake_engine.scoring import logprobs_of
 from tests.rig.vocabulary import END_OF_TURN, encode
@@ -45,6 +46,12 @@ async def test_a_teacher_scores_a_sequence(engine: FakeEngine) -> None:
             assert of_tokens == pytest.approx(logprobs_of(ids[1:], 1))
 
 
+async def test_a_gateway_is_no_teacher(engine: FakeEngine) -> None:
+    async with servers_behind("gateway", engine) as servers:
+        with pytest.raises(BadRequest, match="gives no log-probabilities of the prompt; vLLM itself does"):
+            await servers.get_logprobs(prompt="Once upon")
+
+
 async def test_a_dedicated_server_has_the_calls_and_the_metrics_of_one(engine: FakeEngine) -> None:
     async with FakeEngine() as other, servers_of(engine.url, other.url) as servers:
         async with servers.dedicated_server() as server:
@@ -79,8 +86,25 @@ async def test_a_session_is_a_client_for_libraries_that_want_one(engine: FakeEng
         assert len(managed.get_state()["nodes"]) == 2
 
 
-async def test_arguments_of_atropos_manager_are_accepted(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
-    async with servers_of(engine.url) as given:
-        servers = type(given)([given.servers[0].config], slurm=False, testing=False, tool_parser="hermes")
-    await servers.close()
-    assert [record.message for record in caplog.records] == ["ServerManager: tool_parser changes nothing here"]
+async def test_arguments_of_atropos_manager_are_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    config = APIServerConfig()
+    await ServerManager([config], slurm=False, testing=False, max_n_completions=4, tool_parser="hermes").close()
+    assert [record.message for record in caplog.records] == ["ServerManager: max_n_completions changes nothing here"]
+
+
+async def test_with_a_tool_parser_tool_calls_are_dictionaries(engine: FakeEngine) -> None:
+    engine.replies.append(CALLING)
+    async with servers_of(engine.url) as servers:
+        servers.tool_parser = "hermes"
+        async with servers.managed_server() as managed:
+            reply = await managed.chat_completion(messages=[USER], tools=[TOOL], max_tokens=64)
+    ((call,),) = [choice.message.tool_calls or [] for choice in reply.choices]
+    assert isinstance(call, dict)
+    assert (call["type"], call["function"]["name"]) == ("function", "add")
+
+
+async def test_ids_in_stop_reach_vllm_as_stop_token_ids(engine: FakeEngine) -> None:
+    async with servers_of(engine.url) as servers:
+        await servers.completion(prompt="Once", max_tokens=4, stop=["</s>", END_OF_TURN])
+    body = engine.requests[-1].body
+    assert (body["stop"], body["stop_token_ids"]) == (["</s>"], [END_OF_TURN])

@@ -73,10 +73,10 @@ async def test_calls_of_evaluations_do_not_count(engine: FakeEngine) -> None:
     assert group["temperatures"] == [0.7, 0.7]
 
 
-async def test_truncated_sampling_comes_with_its_reason(engine: FakeEngine) -> None:
-    group = await group_of(engine.url, {"temperature": 1.0, "top_p": 0.9})
-    assert group["temperatures"] == [1.0, 1.0]
-    assert [reason.partition(":")[0] for reason in group["untrainable"]] == ["truncated", "truncated"]
+@pytest.mark.parametrize("is_managed", [False, True])
+async def test_none_if_the_temperature_does_not_describe_the_sampling(engine: FakeEngine, is_managed: bool) -> None:
+    group = await group_of(engine.url, {"temperature": 1.0, "top_p": 0.9}, is_managed=is_managed)
+    assert not {"temperatures", "untrainable"} & set(group)
 
 
 async def test_a_session_without_a_temperature_asks_for_one(engine: FakeEngine) -> None:

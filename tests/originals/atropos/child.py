@@ -2,8 +2,7 @@
 
     python -m tests.originals.atropos.child SOCKET
 
-A connection is one run: a line of JSON says what to run (`Job`), and the process closes its end when it ends.
-The literal form runs one environment without forking: `python -m tests.originals.atropos.child - JOB`.
+A connection is one run: a line of JSON says what to run (`Job`), and the answer is the process' number.
 """
 
 import functools
@@ -30,6 +29,7 @@ PRELOADED = (
     "math_verify",
     "wandb",
     "rich",
+    "tests.originals.atropos.table",
 )
 STAGES = {
     "setup": "setup",
@@ -37,8 +37,9 @@ STAGES = {
     "collect_trajectory": "collect_trajectories",
     "collect_trajectories": "collect_trajectories",
     "evaluate": "evaluate",
-    "setup_data": "setup",  # this and the next: of EvalBase
+    "setup_data": "setup",  # this and the next two: of EvalBase
     "run_item": "evaluate",
+    "__call__": "evaluate",
 }
 """The methods that are noted, and as what."""
 
@@ -57,10 +58,7 @@ class Job(TypedDict):
 
 
 def main() -> None:
-    for name in PRELOADED:
-        importlib.import_module(name)
-    from tests.originals.atropos import table  # noqa: F401
-
+    preload(Path(sys.argv[1]).parent / "preloaded")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(sys.argv[1])
@@ -71,13 +69,26 @@ def main() -> None:
             if os.fork() == 0:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setsid()
                 connection.sendall(f"{os.getpid()}\n".encode())
                 run_and_exit(job)
             connection.close()
 
 
+def preload(folder: Path) -> None:
+    """Also what the packages import when they are first used."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    import datasets
+    import transformers
+
+    from tests.rig.tiny_model import make_tiny_model
+
+    transformers.AutoTokenizer.from_pretrained(make_tiny_model(folder))
+    datasets.Dataset.from_list([{"number": number} for number in range(4)]).shuffle(seed=1)
+
+
 def run_and_exit(job: Job) -> None:
-    os.setsid()
     folder = Path(job["folder"])
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -90,7 +101,7 @@ def run_and_exit(job: Job) -> None:
         code = 0
     except SystemExit as ended:
         code = ended.code
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever ends it is printed, as Python itself does
         traceback.print_exc()
     finally:
         with suppress(Exception):
@@ -101,30 +112,39 @@ def run_and_exit(job: Job) -> None:
 
 
 def run(job: Job) -> None:
-    from tests.originals.atropos.stand_ins import install
-    from tests.originals.atropos.table import BY_FILE
-
-    folder = Path(job["folder"])
+    prepare(job)
     sys.path[:] = [path for path in sys.path if path]
-    install(BY_FILE[job["file"]], Path(job["tokenizer"]))
     if job["whose"] == "stepwell":
-        from stepwell.envs.environment import Environment
-        from stepwell.envs.evaluation import EvalBase
-
-        watch(Environment, folder)
-        watch(EvalBase, folder)
         sys.path.insert(0, str(Path.cwd()))
         sys.argv[:] = ["-m", *job["argv"]]
         runpy.run_module("stepwell.envs", run_name="__main__", alter_sys=True)
     else:
-        from atroposlib.envs.base import BaseEnv  # type: ignore[import-not-found]
-        from atroposlib.envs.eval import EvalBase  # type: ignore[import-not-found,no-redef]
-
-        watch(BaseEnv, folder)
-        watch(EvalBase, folder)
-        sys.path.insert(0, str(Path(job["argv"][0]).parent))
+        file = Path(job["argv"][0])
+        root, _, below = str(file).partition("/environments/")
+        sys.path.insert(0, str(file.parent))
+        sys.path.append(root)  # as where the distribution is installed editable
         sys.argv[:] = job["argv"]
-        runpy.run_path(job["argv"][0], run_name="__main__")
+        if "\nfrom ." in file.read_text():  # its page runs it with -m
+            module = f"environments/{below}".removesuffix(".py").replace("/", ".")
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(file), run_name="__main__")
+
+
+def prepare(job: Job) -> None:
+    """Puts the stand-ins in, and notes what the environment does from now on."""
+    from tests.originals.atropos.stand_ins import install
+    from tests.originals.atropos.table import row_of
+
+    install(row_of(job["file"]), Path(job["tokenizer"]))
+    if job["whose"] == "stepwell":
+        from stepwell.envs.environment import Environment as BaseEnv
+        from stepwell.envs.evaluation import EvalBase
+    else:
+        from atroposlib.envs.base import BaseEnv  # type: ignore[import-not-found,no-redef]
+        from atroposlib.envs.eval import EvalBase  # type: ignore[import-not-found,no-redef]
+    watch(BaseEnv, Path(job["folder"]))
+    watch(EvalBase, Path(job["folder"]))
 
 
 def note(folder: Path, stage: str, text: str = "") -> None:
@@ -139,7 +159,7 @@ def watch(base: type, folder: Path) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **options: Any) -> None:
         for name, stage in STAGES.items():
-            method = getattr(type(self), name, None)
+            method = next((vars(kind)[name] for kind in type(self).__mro__ if name in vars(kind)), None)
             if method is not None and not hasattr(method, "watched"):
                 setattr(type(self), name, watched(method, stage, folder))
         original(self, *args, **options)

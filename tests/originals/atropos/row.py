@@ -16,9 +16,12 @@ Data: TypeAlias = "Rows | Mapping[str, Rows]"
 """The rows of a data set, of every split alike or by split."""
 
 
-def in_turn(*answers: str) -> Answer:
+def in_turn(*answers: "str | Reply") -> Answer:
     """So that the scores within a group differ."""
     return lambda request, number: answers[number % len(answers)]
+
+
+YES_OR_NO = in_turn("yes", "no")
 
 
 def prompt_of(request: Json) -> str:
@@ -30,7 +33,7 @@ def prompt_of(request: Json) -> str:
 class Row:
     file: str
     """Below the folder of environments."""
-    answer: Answer = in_turn("yes", "no")
+    answer: Answer = YES_OR_NO
     data: Mapping[str, Data] = field(default_factory=dict)
     """By the name that load_dataset is called with: `name`, or `name:configuration`."""
     tokenizers: Sequence[str] = ()
@@ -54,10 +57,12 @@ class Row:
     group_size: int = 4
     batch_size: int | None = None
     """Sequences in the trainer's batch; by default those of one group."""
-    needs_a_step: bool = False
-    """It sends groups only after a step of the training, so another environment's group is trained first."""
     only_starts: str = ""
     """Why it makes no group here, though it starts."""
     skip: str = ""
     """Why it cannot run here."""
     timeout: float = 60.0
+
+    @property
+    def makes_group(self) -> bool:
+        return not (self.skip or self.only_starts) and self.command == "serve" and self.arguments is None

@@ -7,20 +7,20 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-
+from typing import TypeAlias
 
 from tests.originals.atropos.row import Answer, Json, Row
-from tests.rig.atropos.calling import AtroposClient, Group, calling, make_group
+from tests.rig.atropos.calling import AtroposClient, Group, calling
 from tests.rig.atropos.processes import CHECKOUT, SETTINGS, atropos_python
 from tests.rig.atropos.server import serve_atropos
 from tests.rig.fake_engine import FakeEngine, Reply
 from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until, wait_until
+from tests.rig.waiting import wait_until
 
 MODEL = "tiny"
 LONGEST = 100_000
@@ -36,6 +36,10 @@ VARIABLES = {
     "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER": "1",
 }
 """The last is for atroposlib alone, which otherwise refuses servers that give no tokens."""
+
+
+Start: TypeAlias = Callable[[Json], int]
+"""Starts the process of a job; gives its number."""
 
 
 class ScriptedEngine(FakeEngine):
@@ -84,12 +88,25 @@ class Forkserver:
         self.environments = environments
         """A copy of Atropos' environments, to which files may be added."""
 
-    def start(self, job: Json) -> socket.socket:
-        """Whoever closes the connection does not end the process; its end closes it."""
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(self._path))
-        connection.sendall(json.dumps(job).encode() + b"\n")
-        return connection
+    def start(self, job: Json) -> int:
+        """The number of the new process, which leads a group."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(self._path))
+            connection.sendall(json.dumps(job).encode() + b"\n")
+            return int(connection.makefile().readline())
+
+
+def start_literally(job: Json) -> int:
+    """By the command line that a user types; only the stand-ins come from elsewhere (`at_startup/sitecustomize.py`)."""
+    folder = Path(job["folder"])
+    env = {**_variables(folder), **job["variables"], "STEPWELL_TEST_JOB": json.dumps(job)}
+    env["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parent / 'at_startup'}"
+    command = [str(atropos_python()), "-m", "stepwell.envs", *job["argv"]]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder / "work", env=env, stdout=log, stderr=log, start_new_session=True
+        )
+    return process.pid
 
 
 @contextmanager
@@ -97,7 +114,7 @@ def forkserver(folder: Path) -> Iterator[Forkserver]:
     path, log = folder / "socket", folder / "forkserver.log"
     environments = folder / "atropos" / "environments"
     shutil.copytree(atropos_python().parents[1] / "environments", environments, ignore=shutil.ignore_patterns("*.png"))
-    command = [atropos_python(), "-m", "tests.originals.atropos.child", path]
+    command = [str(atropos_python()), "-m", "tests.originals.atropos.child", str(path)]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=CHECKOUT, env=_variables(folder), stdout=output, stderr=output, start_new_session=True
@@ -116,9 +133,20 @@ def _variables(home: Path) -> dict[str, str]:
     return {"PATH": SETTINGS["PATH"], "HOME": str(home), "PYTHONPATH": paths, **VARIABLES}
 
 
-async def run(row: Row, folder: Path, tiny: Path, forks: Forkserver, whose: str = "stepwell") -> Outcome:
-    """Until the trainer has the first group, or the environment has ended."""
-    (folder / "work").mkdir()
+async def run(
+    row: Row,
+    folder: Path,
+    tiny: Path,
+    forks: Forkserver,
+    *,
+    whose: str = "stepwell",
+    start: Start | None = None,
+    until: Collection[str] = (),
+) -> Outcome:
+    """Until the trainer has the first group, the environment has ended, or one of the stages `until` has. `start` is by
+    default that of `forks`."""
+    start = start or forks.start
+    (folder / "work").mkdir(parents=True)
     async with ScriptedEngine(row) as engine, serve_atropos(LocalPool()) as url, calling(url) as server:
         await server.register(row.batch_size or row.group_size, max_token_len=LONGEST)
         file = forks.environments / row.file
@@ -126,9 +154,10 @@ async def run(row: Row, folder: Path, tiny: Path, forks: Forkserver, whose: str 
             (file.parent / name).parent.mkdir(parents=True, exist_ok=True)
             (file.parent / name).write_text(text)
         names = {"{engine}": f"{engine.url}/v1", "{work}": str(folder / "work"), "{tiny}": str(tiny)}
-        words = (
-            [row.command, *_flags(engine.url, url, tiny, row), *row.flags] if row.arguments is None else row.arguments
-        )
+        words = row.arguments
+        if words is None:
+            flags = [*_flags(engine.url, url, tiny, row), *(_filled(flag, names) for flag in row.flags)]
+            words = [row.command, *(flags if whose == "stepwell" else _as_file(flags, folder))]
         argv = [str(file), *(_filled(word, names) for word in words)]
         variables = {name: _filled(value, names) for name, value in row.variables.items()}
         job = {
@@ -139,36 +168,29 @@ async def run(row: Row, folder: Path, tiny: Path, forks: Forkserver, whose: str 
             "tokenizer": str(tiny),
             "variables": {"HOME": str(folder), **variables},
         }
-        with forks.start(job) as connection:
-            group = await _first_group(row, server, folder)
-            with suppress(ProcessLookupError, ValueError):
-                os.killpg(int(connection.makefile().readline()), signal.SIGKILL)
+        pid = start(job)
+        try:
+            group = await _first_group(row, server, folder, until)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
     return Outcome(_stages(folder), group, ["python", "-m", "stepwell.envs", *argv], _log(folder))
 
 
-async def _first_group(row: Row, server: AtroposClient, folder: Path) -> Group | None:
+async def _first_group(row: Row, server: AtroposClient, folder: Path, enough: Collection[str]) -> Group | None:
     """None if the environment ends without one."""
     groups: list[Group] = []
-    if row.needs_a_step:
-        await until(lambda: "setup" in _stages(folder), "the environment's setup", row.timeout)
-        await _train_one_batch(row, server)
+    enough = {*enough, "ended", *(("collect_trajectories",) if row.only_starts else ())}
 
     async def is_over() -> bool:
         groups.extend(await server.batch() or [])
-        stages = _stages(folder)
-        return bool(groups) or "ended" in stages or bool(row.only_starts and "collect_trajectories" in stages)
+        return bool(groups) or not enough.isdisjoint(_stages(folder))
 
     with suppress(TimeoutError):
         async with asyncio.timeout(row.timeout):
             while not await is_over():
                 await asyncio.sleep(0.05)
     return groups[0] if groups else None
-
-
-async def _train_one_batch(row: Row, server: AtroposClient) -> None:
-    other = await server.register_env("other", group_size=row.group_size)
-    await server.send(make_group(0, size=row.batch_size or row.group_size, env_id=other))
-    assert await server.batch()
 
 
 def _stages(folder: Path) -> dict[str, str]:
@@ -185,6 +207,20 @@ def _filled(text: str, names: Mapping[str, str]) -> str:
     for name, value in names.items():
         text = text.replace(name, value)
     return text
+
+
+def _as_file(flags: Sequence[str], folder: Path) -> list[str]:
+    """The same settings for atroposlib, which takes lists and several servers only from a file."""
+    settings: Json = {"env": {}, "openai": {}}
+    for flag, value in zip(flags[::2], flags[1::2], strict=True):
+        section, _, name = flag.removeprefix("--").partition(".")
+        if name:
+            with suppress(ValueError):
+                value = json.loads(value)
+            settings[section][name.replace("-", "_")] = value
+    settings["openai"] = [settings["openai"]] * 2
+    (folder / "settings.yaml").write_text(json.dumps(settings))
+    return ["--slurm", "false", "--config", str(folder / "settings.yaml")]
 
 
 def _flags(engine: str, server: str, tiny: Path, row: Row) -> list[str]:

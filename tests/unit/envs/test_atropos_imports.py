@@ -62,12 +62,12 @@ def test_a_module_that_is_not_ours_says_what_to_install() -> None:
 
 def test_a_name_of_a_library_module_says_what_to_install() -> None:
     with pytest.raises(NotOfAtropos, match=r"GameStep of atroposlib\.type_definitions .* pip install --no-deps"):
-        from atroposlib.type_definitions import GameStep  # type: ignore[import-not-found]  # noqa: F401
+        from atroposlib.type_definitions import GameStep  # noqa: F401
 
 
 def test_a_name_that_base_env_lacks_is_a_sentence() -> None:
     with pytest.raises(NotOfAtropos, match=r"atroposlib\.envs\.base has no BaseLanguageEnv here"):
-        from atroposlib.envs.base import BaseLanguageEnv  # type: ignore[import-not-found]  # noqa: F401
+        from atroposlib.envs.base import BaseLanguageEnv  # noqa: F401
 
 
 def test_a_file_that_tries_an_import_goes_on_without_it() -> None:
@@ -80,8 +80,8 @@ def test_a_file_that_tries_an_import_goes_on_without_it() -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_library_modules_are_those_of_the_installed_package() -> None:
-    from atroposlib.envs.reward_fns import registry  # type: ignore[import-not-found]
-    from atroposlib.type_definitions import GameStep, number  # type: ignore[import-not-found]
+    from atroposlib.envs.reward_fns import registry
+    from atroposlib.type_definitions import GameStep, number
 
     assert registry == "theirs"
     assert GameStep is dict

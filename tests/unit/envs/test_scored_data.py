@@ -103,3 +103,9 @@ def test_an_empty_list_is_as_if_it_were_not_given() -> None:
     group: Any = {"tokens": [[1]], "masks": [[1]], "scores": [1.0], "advantages": [], "images": [], "overrides": [{}]}
     without_empty_lists(group)
     assert set(group) == {"tokens", "masks", "scores", "overrides"}
+
+
+def test_a_number_for_each_rollout_is_no_list_of_advantages() -> None:
+    group: Any = {"tokens": [[1], [1]], "masks": [[1], [1]], "scores": [0.0, 1.0], "advantages": [1, 1]}
+    fault = group_fault(group, group_size=2, max_length=None, may_be_equal=True)
+    assert fault == ("malformed", "its advantages are not as long as its tokens")

@@ -1,4 +1,4 @@
-"""M1: every row of the table in docs/coming-from-atropos.md that says where BaseEnv differs is so."""
+"""Every row of the table in docs/coming-from-atropos.md that says where BaseEnv differs is so."""
 
 import asyncio
 import re
@@ -10,10 +10,14 @@ import pytest
 
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataItem, ServerBaseline, ServerManager
 from stepwell.envs.config import unknown_settings
-from stepwell.envs.flags import ProcessFlags
+from stepwell.envs.distillation import TeacherDistillationEnv
+from stepwell.envs.flags import EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
 from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.scored_data import TOO_LONG, ScoredDataGroup, group_fault
+from stepwell.envs.servers.asked_sampling import add_temperatures, note_sampling, noting_sampling
 from stepwell.envs.servers.managed import ManagedServer
+from stepwell.errors import BadRequest
+from stepwell.wire.openai import Upstream
 from tests.unit.docs_pages import DOCS
 
 PAGE = DOCS / "coming-from-atropos.md"
@@ -191,8 +195,63 @@ async def _(_: Path) -> None:
 
 @row("`tokens_and_logprobs_completion`")
 async def _(_: Path) -> None:
-    gone = ("tokens_and_logprobs_completion", "get_logprobs", "dedicated_server")
-    assert not any(name in dir(ServerManager) for name in gone)
+    manager = ServerManager([APIServerConfig()])
+
+    async def without_logprobs(upstream: Upstream, request: dict[str, Any]) -> bytes:
+        assert (upstream, request["extra_body"]["prompt_logprobs"]) == (Upstream.COMPLETIONS, 1)
+        return b'{"choices": [{"text": "", "prompt_token_ids": [1, 2]}]}'
+
+    manager.servers[0].raw_reply = without_logprobs  # type: ignore[method-assign]
+    with pytest.raises(BadRequest, match="gives no log-probabilities of the prompt"):
+        await manager.get_logprobs(input_ids=[1, 2])
+
+
+@row("an evaluation may end")
+async def _(_: Path) -> None:
+    env = numbers()
+    env.gate.clear()
+    env.eval_workers.add(asyncio.create_task(env.collect_trajectory(0)))
+    evaluation = asyncio.create_task(env.evaluate_to_end())
+    while not env.begun:
+        await asyncio.sleep(0)
+    assert not evaluation.done()
+    env.gate.set()
+    await asyncio.wait_for(evaluation, 5)
+
+
+@row("`max_n_completions`")
+async def _(_: Path) -> None:
+    defaults = EnvSettings(BaseEnvConfig(), [APIServerConfig()], EnvFlags.model_construct())
+    words = ("--max_n_completions", "4", "--proxy_url", "http://localhost:9100")
+    assert len(read_flags(defaults, words, FlagParser("serve")).notes) == 2
+
+
+@row("`tool_parser`")
+async def _(_: Path) -> None:
+    assert ServerManager([APIServerConfig()], tool_parser="hermes").servers
+
+
+@row("the teacher of")
+async def _(_: Path) -> None:
+    for flags in (
+        TeacherDistillationEnv.get_cli_serve_config_cls(),
+        TeacherDistillationEnv.get_cli_process_config_cls(),
+    ):
+        assert "teacher" in flags.model_fields
+
+
+@row("groups have no temperature")
+async def _(_: Path) -> None:
+    group: ScoredDataGroup = {"tokens": [[1], [2]], "masks": [[1], [2]], "scores": [0.0, 1.0]}
+    with noting_sampling():
+        note_sampling([(0.7, None)])
+        add_temperatures(group)
+    assert group["temperatures"] == [0.7, 0.7]
+
+
+@row("`max_batches_offpolicy`")
+async def _(_: Path) -> None:
+    assert BaseEnvConfig.model_validate({"off_policy_tolerance": 5}).max_batches_offpolicy == 5
 
 
 @row("`custom_thinking_prompt`")
@@ -204,6 +263,7 @@ async def _(_: Path) -> None:
 @row("`process` writes")
 async def _(_: Path) -> None:
     assert {"groups", "out"} <= set(ProcessFlags.model_fields)
+    assert BaseEnvConfig().ensure_scores_are_not_same
 
 
 def rows() -> list[str]:

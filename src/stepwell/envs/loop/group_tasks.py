@@ -17,6 +17,7 @@ from typing import TypeAlias
 from stepwell.envs.environment import Environment
 from stepwell.envs.loop.progress import EnvProgress
 from stepwell.envs.scored_data import (
+    MALFORMED,
     UNTRAINED,
     Groups,
     Item,
@@ -181,6 +182,9 @@ class GroupTasks:
 
     async def _deliver(self, group: ScoredDataGroup, item: Item, is_sent: bool, has_max_length: bool) -> None:
         env, config = self._env, self._env.config
+        if not isinstance(group, dict):
+            env.failure_count.drop(MALFORMED, f"it is a {type(group).__name__} and no dictionary")
+            return
         without_empty_lists(group)
         fault = group_fault(
             group,

@@ -1,8 +1,9 @@
 """How the calls of a group were sampled, for groups that do not say it themselves.
 
 - A call is noted in the group whose task makes it, or a task that this task has started. Calls of evaluations are not.
-- A group gets the temperature if every call of it had the same, and the same reason not to be trained, if any.
-  Otherwise (other players, judges, calls without a temperature) it is not known, and the group gets none.
+- A group gets the temperature if every call of it had the same. Otherwise (other players, judges, calls without a
+  temperature) it is not known, and the group gets none.
+- A call whose temperature does not describe its distribution (top_p, penalties) counts as one without.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from stepwell.envs.scored_data import ScoredDataGroup
 
 AskedSampling: TypeAlias = tuple[float | None, str | None]
 """The temperature, and why the answer does not represent the policy."""
-_noted: ContextVar[set[AskedSampling] | None] = ContextVar("noted", default=None)
+_noted: ContextVar[set[float | None] | None] = ContextVar("noted", default=None)
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def noting_sampling() -> Iterator[None]:
 def note_sampling(answers: Iterable[AskedSampling]) -> None:
     noted = _noted.get()
     if noted is not None:
-        noted.update(answers)
+        noted.update(temperature if reason is None else None for temperature, reason in answers)
 
 
 def add_temperatures(group: ScoredDataGroup) -> None:
@@ -37,8 +38,6 @@ def add_temperatures(group: ScoredDataGroup) -> None:
     noted = _noted.get() or set()
     if group.get("temperatures") or group.get("generation_params") or len(noted) != 1:
         return
-    ((temperature, reason),) = noted
+    (temperature,) = noted
     if temperature is not None:
         group["temperatures"] = [temperature] * len(group["tokens"])
-        if reason is not None and not group.get("untrainable"):
-            group["untrainable"] = [reason] * len(group["tokens"])

@@ -36,22 +36,28 @@ class ManagedServer:
         server: SamplingCalls,
         tokenizer: Any = None,
         track_tree: bool = False,
+        tool_parser: str | None = None,
         *,
         tokenizers: TokenizerCache | None = None,
         **of_atropos: Any,
     ) -> None:
-        """`track_tree`: get_state also has the sequences that a later turn has continued, by their text. Other
-        arguments of Atropos' class change nothing."""
+        """`track_tree`: get_state also has the sequences that a later turn has continued, by their text.
+        `tool_parser`: tool calls are dictionaries. Other arguments of Atropos' class change nothing."""
         self._calls = server
         self._tokenizers = tokenizers or TokenizerCache()
         self._tokenizer = tokenizer
         self._track_tree = track_tree
+        self._has_tool_parser = tool_parser is not None
         self._server: Server | None = None
         self._tree = TurnTree()
 
     async def chat_completion(self, *, split: Split = "train", **request: Any) -> "ChatCompletion":
         """As chat.completions.create of the openai package, without streaming."""
         reply: ChatCompletion = await self._call(Upstream.CHAT, request, split)
+        if self._has_tool_parser:
+            for choice in reply.choices:
+                calls: Any = choice.message.tool_calls
+                choice.message.tool_calls = [call.model_dump() for call in calls] if calls else calls
         return reply
 
     async def completion(self, *, split: Split = "train", **request: Any) -> "Completion":

@@ -30,14 +30,17 @@ class ServerManager(SamplingCalls):
         self,
         configs: ServerBaseline | Sequence[APIServerConfig],
         reasoning: Mapping[str, Any] = NO_REASONING,
+        tool_parser: str | None = None,
         **of_atropos: Any,
     ) -> None:
-        """`of_atropos` are other arguments of Atropos' class. They change nothing, and the log names them."""
+        """With a `tool_parser`, tool calls in sessions are dictionaries, as in Atropos; the server parses them.
+        `of_atropos` are other arguments of Atropos' class. They change nothing, and the log names them."""
         if not configs:
             raise BadRequest("an environment needs a server to sample from")
         for name in (name for name, value in of_atropos.items() if value):
             log.warning("ServerManager: %s changes nothing here", name)
         self.servers = [Server(config, reasoning) for config in as_server_configs(configs)]
+        self.tool_parser = tool_parser
         self._tokenizers = TokenizerCache()
         self._connection_error = openai_package().APIConnectionError
         self._timeout_error = openai_package().APITimeoutError
@@ -49,7 +52,7 @@ class ServerManager(SamplingCalls):
         The tokenizer decodes them, and encodes text if a server returns no ids. By default, the server's tokenizer is
         loaded when it is needed. Other arguments of Atropos' method change nothing.
         """
-        session = ManagedServer(self, tokenizer, tokenizers=self._tokenizers)
+        session = ManagedServer(self, tokenizer, tool_parser=self.tool_parser, tokenizers=self._tokenizers)
         try:
             yield session
         finally:

@@ -99,7 +99,7 @@ class SamplingCalls(ABC):
         (choice,) = read_choices(read_object(raw, "answer"))
         tokens, entries = choice.get("prompt_token_ids"), choice.get("prompt_logprobs")
         if not isinstance(tokens, list) or not isinstance(entries, list) or len(tokens) != len(entries):
-            raise BadRequest("the server gives no log-probabilities of the prompt; vLLM does")
+            raise BadRequest("the server gives no log-probabilities of the prompt; vLLM itself does")
         return {
             "prompt_tokens": tokens,
             "prompt_topk_token_ids": [[int(token) for token in entry or {}] for entry in entries],
@@ -128,7 +128,7 @@ class Server(SamplingCalls):
         self._reasoning = reasoning
         self.slots: dict[Split, anyio.CapacityLimiter] = {
             "train": anyio.CapacityLimiter(config.num_max_requests_at_once),
-            "eval": anyio.CapacityLimiter(config.num_requests_for_eval),
+            "eval": anyio.CapacityLimiter(max(1, config.num_requests_for_eval)),
         }
         """Callers are served in order."""
         self.seconds: dict[Split, deque[float]] = {
@@ -289,8 +289,12 @@ class Server(SamplingCalls):
         return self._client.chat.completions if upstream is Upstream.CHAT else self._client.completions
 
     def _whole(self, request: dict[str, Any]) -> dict[str, Any]:
-        """With the model's name, and the fields of reasoning unless the call says `skip_reasoning`."""
+        """With the model's name, and the fields of reasoning unless the call says `skip_reasoning`. Ids in `stop`
+        become vLLM's `stop_token_ids`: OpenAI's API takes texts only."""
         whole = {"model": self.config.model_name, **request}
+        if isinstance(whole.get("stop"), list) and (ids := [each for each in whole["stop"] if isinstance(each, int)]):
+            whole["stop"] = [each for each in whole["stop"] if isinstance(each, str)] or None
+            whole["extra_body"] = {"stop_token_ids": ids, **(whole.get("extra_body") or {})}
         if not whole.pop("skip_reasoning", False) and self._reasoning:
             whole["extra_body"] = {**(whole.get("extra_body") or {}), **self._reasoning}
         return whole

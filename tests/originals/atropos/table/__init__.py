@@ -12,3 +12,14 @@ TABLE: tuple[Row, ...] = (
     *community_more.ROWS,
 )
 BY_FILE = {row.file: row for row in TABLE}
+
+DO_NOT_START: dict[str, str] = {
+    **core.DO_NOT_START,
+    **evaluation.DO_NOT_START,
+    **community_more.DO_NOT_START,
+}
+"""File → why it does not work with atroposlib itself, so that nothing is expected of Stepwell."""
+
+
+def row_of(file: str) -> Row:
+    return BY_FILE.get(file, Row(file=file))

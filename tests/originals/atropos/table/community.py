@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.originals.atropos.row import Answer, Json, Row, in_turn, prompt_of
 from tests.originals.atropos.table.made_up_packages import BLEUBERI
@@ -74,7 +75,7 @@ def ask_the_engine(work: Path) -> None:
     original = openai.OpenAI
 
     @functools.wraps(original, updated=())
-    def client(**options: str) -> openai.OpenAI:
+    def client(**options: Any) -> openai.OpenAI:
         return original(**options | {"base_url": os.environ["OPENAI_BASE_URL"], "api_key": "x"})
 
     openai.OpenAI = client  # type: ignore[assignment,misc]
@@ -233,6 +234,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         file="community/meteorology_forecast/meteorology_env.py",
         prepare=soundings,
+        flags=("--env.wandb_name", "weather"),  # without one, atroposlib cannot register
         answer=judged(
             "AI Assistant's Output:",
             ("REASONING_SCORE: 3\nTOTAL_SCORE: 3", "REASONING_SCORE: 1\nTOTAL_SCORE: 1"),

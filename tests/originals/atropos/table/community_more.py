@@ -187,9 +187,14 @@ ROWS: tuple[Row, ...] = (
     Row(
         file="community/quantum_hybrid/atopos_quant.py",
         data={"wikitext:wikitext-2-raw-v1": [{"text": "The cat sat on the mat and looked at all of the birds."}]},
+        flags=("--env.wandb_name", "quantum"),  # without one, atroposlib cannot register
         answer=in_turn("the mat and looked", "a dog", "birds of all the trees", "no"),
     ),
-    Row(file="community/quantum_hybrid/atropos.py", answer=in_turn("A fox jumps", "a dog", "over the fence", "no")),
+    Row(
+        file="community/quantum_hybrid/atropos.py",
+        flags=("--env.wandb_name", "quantum"),
+        answer=in_turn("A fox jumps", "a dog", "over the fence", "no"),
+    ),
     Row(
         file="community/regex_generation/regex_env.py",
         answer=in_turn("<answer>.*</answer>", "<answer>[^a-z]{99}</answer>", "<answer>[a-z]+</answer>"),

@@ -4,6 +4,7 @@ Three of them train too.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from tests.originals.atropos.row import Answer, Data, Json, Row, Rows, in_turn, prompt_of
@@ -37,6 +38,24 @@ def evaluation(
     file = f"eval_environments/{name}.py"
     data: Data = {split: rows} if split else rows
     return Row(file=file, data={data_set: data}, answer=answer, command="evaluate", flags=flags, **more)
+
+
+def made_up_environment() -> ModuleType:
+    """An environment of Prime's hub, by the name under which verifiers imports it."""
+
+    def load_environment() -> Any:
+        import datasets
+        import verifiers as vf
+
+        async def is_blue(completion: list[Json], answer: str) -> float:
+            return float(answer in completion[-1]["content"])
+
+        rows = datasets.Dataset.from_list([{"question": "Sky?", "answer": "blue"}] * 2)
+        return vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric(funcs=[is_blue]))
+
+    made = ModuleType("gsm8k")
+    vars(made).update(load_environment=load_environment)
+    return made
 
 
 def judged(verdicts: Sequence[str], answers: Answer, marker: str) -> Answer:
@@ -237,28 +256,31 @@ TRAIN: tuple[Row, ...] = (
     ),
 )
 
-ROWS: tuple[Row, ...] = (*LETTERS, *TEXTS, *TRAIN)
+VERIFIERS = Row(
+    file="eval_environments/verifiers_eval.py",
+    answer=in_turn("blue", "red"),
+    packages={"gsm8k": made_up_environment()},
+    command="evaluate",
+    arguments=("--server-url", "{engine}", "--model-name", "tiny"),
+)
 
-SETTINGS_NOT_USED = "names its settings by config_cls, which atroposlib does not call, so its setup has no data set"
+ROWS: tuple[Row, ...] = (VERIFIERS, *LETTERS, *TEXTS, *TRAIN)
+
+WITHOUT_SLURM = (
+    "aime",
+    "aimo",
+    "bbh",
+    "hle",
+    "judgemark",
+    "math500",
+    "math",
+    "mixeval",
+    "mtbench",
+    "olympiadbench",
+    "pubmedqa",
+)
 DO_NOT_START = {
-    **dict.fromkeys(
-        (
-            f"eval_environments/{name}_eval.py"
-            for name in (
-                "aime",
-                "aimo",
-                "bbh",
-                "hle",
-                "math500",
-                "math",
-                "mixeval",
-                "mtbench",
-                "olympiadbench",
-                "pubmedqa",
-            )
-        ),
-        SETTINGS_NOT_USED,
-    ),
-    "eval_environments/judgemark_eval.py": "its __init__ does not take the parameter slurm, which atroposlib gives",
+    f"eval_environments/{name}_eval.py": "its __init__ does not take the parameter slurm, which atroposlib gives"
+    for name in WITHOUT_SLURM
 }
 """Files that do not work with atroposlib itself, and why."""

@@ -39,7 +39,7 @@ class Ticker:
 
     @property
     def option_chain(self) -> Any:
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped]
 
         calls = [("UNH", "2999-01-15", "calls"), ("UNH", "2999-01-15", "puts"), ("UNH", "2999-06-18", "calls")]
         index = pd.MultiIndex.from_tuples(calls, names=["symbol", "expiration", "optionType"])

@@ -32,7 +32,7 @@ def with_the_address(folder: Path) -> None:
         response.status_code, response._content = (200, PNG) if url == ADDRESS else (404, b"")
         return response
 
-    requests.get = get
+    requests.get = get  # type: ignore[assignment]
 
 
 def pictured(name: str, data_set: str, columns: Json, answer: Answer, **more: Any) -> Row:

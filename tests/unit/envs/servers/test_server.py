@@ -71,3 +71,9 @@ async def test_who_leaves_while_waiting_takes_no_slot_along() -> None:
     assert crowd.inside == [2]
     await crowd.end(2)
     assert crowd.server.load("train") == 0
+
+
+async def test_a_file_of_atropos_without_evaluations_may_say_so() -> None:
+    server = Server(APIServerConfig(num_requests_for_eval=0))
+    async with asyncio.timeout(5), server.slots["eval"]:
+        assert server.load("eval") > 0
