@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import pytest
+from openai import AsyncOpenAI
 
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
 from stepwell.config.serving import GatewaySettings
 from stepwell.errors import BadRequest
+from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
-from stepwell.steps.step import Step
+from stepwell.steps.step import Step, VersionSpan
 from stepwell.wiring.gateway import run_gateway
-from tests.rig.fake_engine import FakeEngine
+from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
 from tests.rig.issued_keys import CONTROL, bearer
 from tests.rig.local_pool import LocalPool
@@ -39,6 +42,7 @@ STEP: dict[str, Any] = {
 """What gateway_submit_steps sends for one step."""
 WHOLE_PAYLOAD = STEP | {"multi_modal_data": None, "routed_experts": None, "metadata": None}
 """Every field of StepPayload, with the nulls of its defaults."""
+LONG = {"max_tokens": 256}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 
 
@@ -266,6 +270,76 @@ async def test_a_trajectory_without_calls_joins_the_group_that_its_flow_register
         assert [(step.prompt_uid, step.metadata) for step in steps] == [(prompt_uid, {"uid": prompt_uid})] * 2
 
 
+@pytest.mark.parametrize("has_keys", [False, True], ids=["without keys", "with the key in the URL"])
+async def test_the_calls_of_its_black_box_flow_make_its_groups(engine: FakeEngine, has_keys: bool) -> None:
+    """The paths, the order and the bodies of BlackBoxAgentFlowBase and its GSM8K agent, which send no header of a key.
+
+    The flow cuts two parts from the base_url, for a prompt_uid and /v1, and puts its own prompt_uid there.
+    """
+    pool = LocalPool(group_size=2)
+    gateway = serve_gateway(pool, [engine.url], control_keys=[CONTROL] if has_keys else [])
+    async with gateway as url, httpx.AsyncClient(timeout=60) as client:
+        root = url.replace("://", f"://:{CONTROL}@") if has_keys else url
+        for uid, channel in ((17, "train"), (18, "val"), (18, "val"), (17, "train")):
+            opened = await client.post(f"{root}/init_trajectory")
+            base_url = f"{opened.json()['base_url'].rsplit('/', 2)[0]}/{uid}/v1"
+            said = {"channel": channel, "metadata": {"uid": uid, "reward_model": {"ground_truth": "72"}}}
+            told = [await client.post(f"{base_url}/register_trajectory", json=said)]
+            async with AsyncOpenAI(base_url=base_url, api_key="not-needed", max_retries=0) as agent:
+                await agent.chat.completions.create(model="default", messages=CHAT["messages"])
+            told.append(await client.post(f"{base_url}/complete_trajectory"))
+            assert [answer.json()["status"] for answer in told] == ["ok", "completed"]
+    for uid, channel in ((17, "train"), (18, "val")):
+        steps = pool.taken(channel)
+        assert [(step.prompt_uid, step.step_index, step.is_last) for step in steps] == [(str(uid), 0, True)] * 2
+        assert len({step.trajectory_uid for step in steps}) == 2
+        assert all(step.metadata == said["metadata"] | {"uid": uid} for step in steps)
+
+
+@pytest.mark.parametrize("spelling", ["/abc123/1", "/abc123/1/", "/abc123/1/v1", "/abc123/1/v1/v1"])
+async def test_the_base_url_of_its_documentation_works_as_it_is_written(
+    http: aiohttp.ClientSession, pool: LocalPool, spelling: str
+) -> None:
+    await opened(http, trajectory_uid="abc123", prompt_uid="1")
+    async with AsyncOpenAI(base_url=f"{http._base_url}".rstrip("/") + spelling, api_key="not-needed") as agent:
+        await agent.chat.completions.create(model="tiny", messages=CHAT["messages"])
+    await post(http, "/abc123/1/v1/complete_trajectory")
+    assert [step.trajectory_uid for step in pool.taken()] == ["abc123"]
+
+
+async def test_its_agents_get_tool_calls_as_text_if_the_operator_says_so(pool: LocalPool, engine: FakeEngine) -> None:
+    """They look for <tool_call> in the content; its gateway parses nothing."""
+    tool = {"type": "function", "function": {"name": "check_answer", "parameters": {"type": "object"}}}
+    engine.replies += [Reply("", (ToolCall("check_answer", {"answer": "72"}),))] * 2
+    for as_text in (True, False):
+        rules = RequestRules(calls_as_text=as_text)
+        async with serve_gateway(pool, [engine.url], rules=rules) as url, aiohttp.ClientSession(url) as http:
+            _, answer = await post(http, f"{await opened(http)}/v1/chat/completions", {**CHAT, "tools": [tool]} | LONG)
+        message = answer["choices"][0]["message"]
+        assert ("<tool_call>" in (message["content"] or "")) is as_text
+        assert bool(message.get("tool_calls")) is not as_text
+
+
+async def test_a_step_of_a_generation_is_trained_as_it_was_sampled(
+    http: aiohttp.ClientSession, pool: LocalPool, engine: FakeEngine
+) -> None:
+    """Its white-box flows submit tokens and log-probabilities only, and the version at the rollout's beginning."""
+    engine.weight_version = "9"
+    _, done = await post(http, "/generate", {"prompt_ids": [5, 6], "sampling_params": {"temperature": 0.7}})
+    step = STEP | {
+        "prompt_ids": [5, 6],
+        "response_ids": done["token_ids"],
+        "rollout_log_probs": done["log_probs"],
+        "is_last": False,
+    }
+    other = STEP | {"step_index": 1}
+    assert (await post(http, "/submit_steps", {"steps": [step, other]}))[1]["accepted"] == 2
+    made, unknown = pool.taken()
+    assert (made.temperature, made.policy_version, made.model) == (0.7, 9, "tiny")
+    assert made.version_spans == tuple(VersionSpan(*span) for span in done["version_spans"])
+    assert (unknown.temperature, unknown.policy_version) == (None, 3)
+
+
 async def test_a_trajectory_joins_a_group_of_another_shard(engine: FakeEngine) -> None:
     pool = LocalPool(shards=3)
     async with serve_gateway(pool, [engine.url]) as url, aiohttp.ClientSession(url) as http:
@@ -332,7 +406,7 @@ async def test_differs_a_part_of_urls_is_no_uid(
 
 @pytest.mark.parametrize("call", ["register_trajectory", "chat/completions", "complete_trajectory", "feedback"])
 async def test_differs_a_url_without_a_uid_is_refused(http: aiohttp.ClientSession, pool: LocalPool, call: str) -> None:
-    """What Claw-R1's flow makes of a base_url that does not end in /v1."""
+    """What a flow makes that cuts off too much of a base_url."""
     body = {"chat/completions": CHAT, "feedback": {"value": 1.0}}.get(call, {})
     status, answer = await post(http, f"/17/v1/{call}", body)
     assert (status, "/TRAJECTORY_UID/PROMPT_UID" in answer["error"]["message"]) == (400, True), answer

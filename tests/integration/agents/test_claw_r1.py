@@ -1,0 +1,208 @@
+"""White-box flows with Claw-R1's interface, run as Stepwell's own: a real gateway and the fake engine."""
+
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import stepwell.agents.claw_r1 as ours
+from stepwell.agents.claw_r1 import AgentFlowBase, ClawR1Flow, Settings, Step, provide_modules, register
+from stepwell.agents.dataset import Dataset
+from stepwell.agents.rollout import RolloutStatus
+from stepwell.agents.rollouter import AsyncRollouter
+from stepwell.errors import BadRequest
+from stepwell.pool.api.scoring import RewardRequest, RewardScore
+from tests.originals.claw.original import claw_r1
+from tests.rig.chatml import render_chat
+from tests.rig.fake_engine import FakeEngine
+from tests.rig.gateways import serve_gateway
+from tests.rig.local_pool import LocalPool
+from tests.rig.vocabulary import encode
+
+GSM8K: dict[str, Any] = {
+    "prompt": [{"role": "user", "content": "How many?"}],
+    "data_source": "openai/gsm8k",
+    "reward_model": {"style": "rule", "ground_truth": "72"},
+}
+"""A row of the dataset, with the columns that verl's script makes."""
+CONFIG = {"actor_rollout_ref": {"rollout": {"prompt_length": 8192, "response_length": 64}}}
+
+
+class Tokenizer:
+    """The tiny model's, as transformers' has it."""
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **how: Any
+    ) -> list[int]:
+        assert (how["tokenize"], how["return_dict"]) == (True, False)
+        text = render_chat(list(messages), how["tools"] or (), add_generation_prompt)
+        return encode(text)
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return f"{len(ids)} tokens"
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.asked: list[RewardRequest] = []
+
+    async def compute_reward(self, request: RewardRequest) -> RewardScore:
+        self.asked.append(request)
+        return RewardScore(0.75, {"acc": True})
+
+    async def check(self) -> None: ...
+
+
+class TwoTurns(AgentFlowBase):
+    """Written as Claw-R1's flows are: own uids, a step for each turn, the last one with a reward."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> int:
+        trajectory_uid, messages = uuid4().hex, list(kwargs["raw_prompt"])
+        for turn in range(2):
+            prompt_ids = await self.apply_chat_template(messages)
+            done = await self.gateway_generate(prompt_ids=prompt_ids, sampling_params=sampling_params)
+            step = Step(
+                prompt_ids=prompt_ids,
+                response_ids=done["token_ids"][: self.config.actor_rollout_ref.rollout.get("cut", 64)],
+                trajectory_uid=trajectory_uid,
+                prompt_uid=str(kwargs["uid"]),
+                step_index=turn,
+                is_last=turn == 1,
+                metadata={"turn": turn},
+            )
+            step.rollout_log_probs = done["log_probs"][: len(step.response_ids)]
+            if turn == 1:
+                step.reward = float(turn)
+            await self.gateway_submit_steps([step], channel=kwargs["channel"])
+            messages.append({"role": "assistant", "content": self.tokenizer.decode(done["token_ids"])})
+        return 2
+
+
+def flow_at(gateway: str, flow: type[AgentFlowBase], **more: Any) -> ClawR1Flow:
+    given = {"tokenizer": Tokenizer(), "config": CONFIG, "n_rollouts": 2, "sampling_params": {"temperature": 0.7}}
+    return ClawR1Flow(gateway, flow, **{**given, **more})
+
+
+async def test_a_flow_of_claw_r1_fills_groups_as_one_of_ours(gateway: str, pool: LocalPool, engine: FakeEngine) -> None:
+    engine.weight_version = "5"
+    counts = await AsyncRollouter(flow_at(gateway, TwoTurns), Dataset([GSM8K, GSM8K]), gateway=gateway).run(groups=2)
+    assert (counts.groups, dict(counts.rollouts)) == (2, {RolloutStatus.COMPLETED: 4})
+    assert not counts.rewards  # the number of steps is no reward
+    for steps in (pool.taken(), pool.taken()):
+        assert [step.step_index for step in steps] == [0, 1, 0, 1]
+        assert len({step.trajectory_uid for step in steps}) == 2
+        assert len({step.prompt_uid for step in steps}) == 1
+        assert [step.reward for step in steps] == [None, 1.0] * 2
+        assert all((step.temperature, step.policy_version, step.model) == (0.7, 5, "tiny") for step in steps)
+        assert {"data_source", "reward_model", "turn"} < set(steps[0].metadata)
+
+
+async def test_a_shortened_response_keeps_the_versions_of_its_tokens(
+    gateway: str, pool: LocalPool, engine: FakeEngine
+) -> None:
+    engine.weight_version = "5"
+    config = {"actor_rollout_ref": {"rollout": {"cut": 3}}}
+    async with flow_at(gateway, TwoTurns, n_rollouts=1, config=config) as flow:
+        await flow.rollout(GSM8K, "p")
+    for step in pool.taken():
+        assert (len(step.response_ids), step.temperature) == (3, 0.7)
+        assert [tuple(span) for span in step.version_spans] == [(5, 0, 3)]
+
+
+async def test_the_agent_name_of_a_sample_chooses_a_registered_flow(
+    gateway: str, pool: LocalPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ours, "REGISTERED", {})
+    register("two_turns")(TwoTurns)
+    async with flow_at(gateway, AgentFlowBase, n_rollouts=1) as flow:
+        assert (await flow.rollout({**GSM8K, "agent_name": "two_turns"}, "p")).is_completed
+        failed = await flow.rollout({**GSM8K, "agent_name": "of_tomorrow"}, "q")
+    assert "no flow is registered as 'of_tomorrow'; there are two_turns" in failed.why
+    assert len(pool.taken()) == 2
+
+
+async def test_steps_in_another_channel_or_of_two_trajectories_are_refused(gateway: str, pool: LocalPool) -> None:
+    class Wrong(AgentFlowBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> int:
+            step = Step(prompt_ids=[1], response_ids=[2])
+            with pytest.raises(BadRequest, match="in the channel 'train', and not in 'val'"):
+                await self.gateway_submit_steps([step], channel="val")
+            with pytest.raises(BadRequest, match="makes one trajectory in each run"):
+                await self.gateway_submit_steps([step, Step([1], [2], trajectory_uid="b")])
+            with pytest.raises(BadRequest, match="cannot have images"):
+                image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+                await self.process_vision_info([image])
+            return 0
+
+    async with flow_at(gateway, Wrong) as flow:
+        assert (await flow.rollout(GSM8K, "p")).status is RolloutStatus.EMPTY
+    assert pool.rules.stats().submitted == 0
+
+
+async def test_a_flow_by_itself_submits_under_the_uids_of_its_steps(gateway: str, pool: LocalPool) -> None:
+    flow = TwoTurns(gateway_url=gateway, tokenizer=Tokenizer(), trainer_config=Settings(CONFIG))
+    assert await flow.run({"temperature": 1.0}, uid=17, channel="train", raw_prompt=GSM8K["prompt"]) == 2
+    assert [(step.prompt_uid, step.is_last, step.temperature) for step in pool.taken()] == [
+        ("17", False, 1.0),
+        ("17", True, 1.0),
+    ]
+
+
+async def test_without_the_system_prompt_only_the_messages_are_left() -> None:
+    flow = TwoTurns(tokenizer=Tokenizer())
+    whole = await flow.apply_chat_template(GSM8K["prompt"])
+    assert (
+        await flow.apply_chat_template(GSM8K["prompt"], remove_system_prompt=True) == whole[len(flow.system_prompt) :]
+    )
+
+
+def test_a_missing_setting_is_named() -> None:
+    assert Settings(CONFIG).actor_rollout_ref.rollout.prompt_length == 8192
+    with pytest.raises(AttributeError, match=r"no 'max_turns'; give it as ClawR1Flow\(config="):
+        _ = Settings(CONFIG).actor_rollout_ref.max_turns
+
+
+ITS_FILES = [("single_step_single_turn_agent_flow.py", 1), ("multi_step_agent_flow.py", 2)]
+
+
+@pytest.mark.parametrize(("file", "turns"), ITS_FILES)
+async def test_its_own_white_box_files_run_on_our_base_class(
+    file: str, turns: int, pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no import changed. The base class, which theirs takes from verl, is ours."""
+    source = claw_r1() / "claw_r1" / "agent_flow" / file
+    monkeypatch.setattr(ours, "REGISTERED", {})
+    flow_class = loaded(source, monkeypatch)
+    worker = Worker()
+    serving = serve_gateway(
+        pool, [engine.url], prompt_length=8192, rewards=worker, load_tokenizer=lambda _: Tokenizer()
+    )
+    async with serving as gateway, flow_at(gateway, flow_class) as flow:
+        for _ in range(2):
+            assert (await flow.rollout(GSM8K, "17")).is_completed
+    steps = pool.taken()
+    assert [step.step_index for step in steps] == [*range(turns)] * 2
+    assert {step.prompt_uid for step in steps} == {"17"}
+    assert [request.dataset_fields["reward_model"] for request in worker.asked] == [GSM8K["reward_model"]] * (
+        2 if turns > 1 else 0
+    )
+
+
+def loaded(source: Path, monkeypatch: pytest.MonkeyPatch) -> type[AgentFlowBase]:
+    """The flow that a file registers."""
+    for name in ours.MODULES:
+        monkeypatch.setitem(sys.modules, name, ours)
+    provide_modules()
+    runpy.run_path(str(source))
+    (flow,) = ours.REGISTERED.values()
+    return flow
+
+
+def test_modules_are_not_provided_over_those_that_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "claw_r1", pytest)
+    with pytest.raises(BadRequest, match="loaded already"):
+        provide_modules()
