@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from stepwell.envs import BaseEnv, BaseEnvConfig, OpenaiConfig, ServerBaseline
+from tests.integration.envs.counting import CountingEnv
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.threads import in_thread
 from tests.rig.waiting import wait_until
@@ -127,3 +129,13 @@ def test_the_documented_environment_is_served_with_all_its_methods_called(tmp_pa
     assert "my_env_0_my_custom_metric" in logged
     assert {"my_env_0_train/groups_sent", "my_env_0_train_perf/task_duration_mean"} <= logged
     assert any(key.startswith("my_env_0_train/rollouts") for key in logged), "the table of rollouts"
+
+
+def test_servers_are_a_baseline_or_a_list_of_configurations() -> None:
+    class Served(CountingEnv):
+        def __init__(self, servers: ServerBaseline | list[OpenaiConfig]) -> None:
+            BaseEnv.__init__(self, BaseEnvConfig(), servers)
+
+    named = [OpenaiConfig(model_name=name, base_url=f"http://{name}/v1") for name in ("a", "b")]
+    assert [server.model_name for server in Served(named).server_configs] == ["a", "b"]
+    assert [server.model_name for server in Served(ServerBaseline(model_name="c")).server_configs] == ["c"]
