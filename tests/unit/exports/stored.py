@@ -6,6 +6,7 @@ from typing import Any
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.policy import PolicyStatus
+from stepwell.pool.api.preview import BatchPreview
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
@@ -62,6 +63,9 @@ class ShownPool:
         )
 
     async def stats(self) -> PoolStats:
+        raise NotImplementedError
+
+    async def preview(self, channel: str) -> BatchPreview:
         raise NotImplementedError
 
     async def policy_status(self, channel: str = "train") -> PolicyStatus:
