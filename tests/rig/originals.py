@@ -1,17 +1,17 @@
-"""Files of the projects that Stepwell takes users from, to run against; they are not part of this repository."""
+"""Files of Atropos, to run against; they are not part of this repository."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(os.environ.get("STEPWELL_ORIGINALS") or Path(__file__).parents[3] / "shared" / "originals")
+VARIABLE = "STEPWELL_ATROPOS"
+"""Names the folder with environments/."""
 
 
-def original(path: str) -> Path:
-    """The file, below a folder with `atropos` and `claw`. Without that folder, the test is skipped."""
-    if not (FOLDER / path).is_file():
-        pytest.skip(
-            f"there is no {path} in {FOLDER}; STEPWELL_ORIGINALS names the folder with Atropos' and Claw-R1's code"
-        )
-    return FOLDER / path
+def atropos_file(path: str) -> Path:
+    """The file below that folder. Without it, the test is skipped."""
+    file = Path(os.environ.get(VARIABLE) or "/no/such/folder") / path
+    if not file.is_file():
+        pytest.skip(f"{VARIABLE} names no folder of Atropos with {path}")
+    return file

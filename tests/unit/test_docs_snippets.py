@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from pydantic import AliasChoices
 from pydantic_settings import BaseSettings
 
 from stepwell.cli import COMMANDS, command_of
@@ -92,7 +93,10 @@ def settings_of(command: str) -> type[BaseSettings]:
 
 
 def flags_of(command: str) -> set[str]:
-    names = [field.alias or name for name, field in settings_of(command).model_fields.items()]
+    names: list[str] = []
+    for name, field in settings_of(command).model_fields.items():
+        alias = field.validation_alias
+        names += map(str, alias.choices) if isinstance(alias, AliasChoices) else [field.alias or name]
     return {f"--{prefix}{name.replace('_', '-')}" for name in names for prefix in ("", "no-")} | {"--help"}
 
 

@@ -35,7 +35,7 @@ class EnvsRunSettings(Section):
     channel: str = "train"
     """The channel of the trajectories."""
     group_size: int = Field(default=8, ge=1, validation_alias=GROUP_SIZE)
-    """Rollouts of each task."""
+    """Rollouts of each task. --n-rollouts is another name of this flag."""
     groups: int | None = Field(default=None, ge=1)
     """Groups to make; without it, as many as the epochs have."""
     epochs: int | None = Field(default=1, ge=1)

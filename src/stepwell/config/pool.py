@@ -49,7 +49,7 @@ class PoolSettings(RaySection):
     overflow: Literal["drop_oldest", "refuse"] = "drop_oldest"
     """What a full channel does: drop_oldest, or refuse new trajectories."""
     group_size: int = Field(default=1, ge=1, validation_alias=GROUP_SIZE)
-    """Trajectories in a group, where the registration does not say it."""
+    """Trajectories in a group, where the registration does not say it. --n-rollouts is another name of this flag."""
     order: Literal["oldest_ready", "strict"] = "oldest_ready"
     """Which groups a fetch that names no order gets: oldest_ready, or strict: no group overtakes the oldest."""
     group_deadline: float | None = Field(default=None, gt=0)

@@ -56,7 +56,7 @@ class UpSettings(Section):
     response_length: int | None = Field(default=None, ge=1)
     """Longest response, in tokens; without it, the engine's context length."""
     group_size: int | None = Field(default=None, ge=1, validation_alias=GROUP_SIZE)
-    """Trajectories in a group, where the registration does not say it; without it, 1."""
+    """Trajectories in a group, where the registration does not say it; without it, 1. --n-rollouts is another name."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Policy versions that the oldest token may be behind when it is shipped; without it, any number."""
     session_idle: float | None = Field(default=None, gt=0)

@@ -113,12 +113,17 @@ async def test_a_shortened_response_keeps_the_versions_of_its_tokens(
         assert [tuple(span) for span in step.version_spans] == [(5, 0, 3)]
 
 
+class Unused(AgentFlowBase):
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> int:
+        raise AssertionError("the sample names another flow")
+
+
 async def test_the_agent_name_of_a_sample_chooses_a_registered_flow(
     gateway: str, pool: LocalPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ours, "REGISTERED", {})
     register("two_turns")(TwoTurns)
-    async with flow_at(gateway, AgentFlowBase, n_rollouts=1) as flow:
+    async with flow_at(gateway, Unused, n_rollouts=1) as flow:
         assert (await flow.rollout({**GSM8K, "agent_name": "two_turns"}, "p")).is_completed
         failed = await flow.rollout({**GSM8K, "agent_name": "of_tomorrow"}, "q")
     assert "no flow is registered as 'of_tomorrow'; there are two_turns" in failed.why

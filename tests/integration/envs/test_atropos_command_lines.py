@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.rig.originals import original
+from tests.rig.originals import atropos_file
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.threads import in_thread
 from tests.rig.waiting import wait_until
@@ -90,7 +90,7 @@ def program(tmp_path: Path) -> Path:
 @pytest.fixture(params=["written here", "Atropos' own"])
 def config_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "Atropos' own":
-        return original("atropos/environments/configs/example.yaml")
+        return atropos_file("environments/configs/example.yaml")
     (tmp_path / "example.yaml").write_text(AS_IN_ATROPOS_README)
     return tmp_path / "example.yaml"
 

@@ -43,6 +43,7 @@ STEP: dict[str, Any] = {
 WHOLE_PAYLOAD = STEP | {"multi_modal_data": None, "routed_experts": None, "metadata": None}
 """Every field of StepPayload, with the nulls of its defaults."""
 LONG = {"max_tokens": 256}
+METADATA: dict[str, Any] = {"reward_model": {"ground_truth": "72"}}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 
 
@@ -283,7 +284,7 @@ async def test_the_calls_of_its_black_box_flow_make_its_groups(engine: FakeEngin
         for uid, channel in ((17, "train"), (18, "val"), (18, "val"), (17, "train")):
             opened = await client.post(f"{root}/init_trajectory")
             base_url = f"{opened.json()['base_url'].rsplit('/', 2)[0]}/{uid}/v1"
-            said = {"channel": channel, "metadata": {"uid": uid, "reward_model": {"ground_truth": "72"}}}
+            said = {"channel": channel, "metadata": {"uid": uid, **METADATA}}
             told = [await client.post(f"{base_url}/register_trajectory", json=said)]
             async with AsyncOpenAI(base_url=base_url, api_key="not-needed", max_retries=0) as agent:
                 await agent.chat.completions.create(model="default", messages=CHAT["messages"])
@@ -293,7 +294,18 @@ async def test_the_calls_of_its_black_box_flow_make_its_groups(engine: FakeEngin
         steps = pool.taken(channel)
         assert [(step.prompt_uid, step.step_index, step.is_last) for step in steps] == [(str(uid), 0, True)] * 2
         assert len({step.trajectory_uid for step in steps}) == 2
-        assert all(step.metadata == said["metadata"] | {"uid": uid} for step in steps)
+        assert all(step.metadata == {"uid": uid, **METADATA} for step in steps)
+
+
+async def test_differs_a_flow_without_a_key_is_refused_where_there_are_keys(
+    pool: LocalPool, engine: FakeEngine
+) -> None:
+    async with serve_gateway(pool, [engine.url], control_keys=[CONTROL]) as url, httpx.AsyncClient() as client:
+        assert (await client.post(f"{url}/init_trajectory")).status_code == 401
+        assert (await client.post(f"{url}/generate", json={"prompt_ids": [1]})).status_code == 401
+        opened = await client.post(f"{url.replace('://', f'://:{CONTROL}@')}/init_trajectory")
+        assert opened.status_code == 200
+        assert CONTROL not in opened.text  # its base_url has a key for this trajectory alone
 
 
 @pytest.mark.parametrize("spelling", ["/abc123/1", "/abc123/1/", "/abc123/1/v1", "/abc123/1/v1/v1"])
@@ -307,7 +319,9 @@ async def test_the_base_url_of_its_documentation_works_as_it_is_written(
     assert [step.trajectory_uid for step in pool.taken()] == ["abc123"]
 
 
-async def test_its_agents_get_tool_calls_as_text_if_the_operator_says_so(pool: LocalPool, engine: FakeEngine) -> None:
+async def test_differs_tool_calls_are_parsed_unless_the_operator_wants_text(
+    pool: LocalPool, engine: FakeEngine
+) -> None:
     """They look for <tool_call> in the content; its gateway parses nothing."""
     tool = {"type": "function", "function": {"name": "check_answer", "parameters": {"type": "object"}}}
     engine.replies += [Reply("", (ToolCall("check_answer", {"answer": "72"}),))] * 2

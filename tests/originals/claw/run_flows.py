@@ -26,7 +26,7 @@ def main(asked: dict[str, Any]) -> None:
 
 def composed(asked: dict[str, Any]) -> Any:
     """The original's configuration, with what its example scripts change of it."""
-    from hydra import compose, initialize_config_dir
+    from hydra import compose, initialize_config_dir  # type: ignore[import-not-found, unused-ignore]
     from omegaconf import OmegaConf
 
     folder = f"{asked['claw_r1']}/claw_r1"
@@ -57,7 +57,7 @@ async def run_all(config: Any, batches: list[dict[str, Any]]) -> list[dict[str, 
 async def run(config: Any, batch: dict[str, Any]) -> dict[str, Any]:
     """What the worker answers for the rows of a batch, or how it failed."""
     import numpy as np
-    from claw_r1.agent_flow.agent_flow import AgentFlowWorkerBase
+    from claw_r1.agent_flow.agent_flow import AgentFlowWorkerBase  # type: ignore[import-not-found, unused-ignore]
     from verl.protocol import DataProto
 
     rows = batch["rows"]

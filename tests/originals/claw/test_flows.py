@@ -178,8 +178,14 @@ def test_the_rollouts_of_a_prompt_are_one_group_in_its_channel(ran: Ran, place: 
         assert len(group) == N
         assert len({step.prompt_uid for steps in group for step in steps}) == 1
         assert len({steps[0].trajectory_uid for steps in group}) == N
-        assert all(step.metadata["extra_info"]["split"] == channel for steps in group for step in steps)
+        assert all(split_of(step) == channel for steps in group for step in steps)
     assert ran.left[place] == 0
+
+
+def split_of(step: Step) -> object:
+    extra = step.metadata["extra_info"]
+    assert isinstance(extra, dict)
+    return extra["split"]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -200,7 +206,7 @@ def test_the_rewards_are_those_of_its_reward_function(
     ran: Ran, place: str, channel: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     for steps in (steps for group in ran.groups[place, channel] for steps in group):
-        text = tokenizer.decode(steps[-1].response_ids).removesuffix("<|im_end|>")
+        text = str(tokenizer.decode(steps[-1].response_ids)).removesuffix("<|im_end|>")
         expected = int(GROUPS[steps[0].prompt_uid]) + len(text) / 1000
         assert steps[-1].reward == pytest.approx(expected)
         assert steps[-1].trajectory_return == pytest.approx(expected)

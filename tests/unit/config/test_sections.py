@@ -50,6 +50,7 @@ def test_the_documented_command_line_is_understood() -> None:
         "marked_side_calls": (),
         "forward_fields": (),
         "quota": (),
+        "tool_calls": "parsed",
         "media_hosts": (),
         "session_sample": 1.0,
         "redact": None,

@@ -118,8 +118,8 @@ def _generation(
     generations: Generations,
 ) -> gateway_api.GenerationDone:
     """The answer. EngineUnavailable if no sound step can be built from it."""
-    told = {"exactness": Exactness.ENGINE}
-    (step,) = build_steps(BegunStep(), [generated.sampled], generated.usage, told=told, prompt_length=prompt_length)
+    exact = {"exactness": Exactness.ENGINE}
+    (step,) = build_steps(BegunStep(), [generated.sampled], generated.usage, told=exact, prompt_length=prompt_length)
     if step.quarantine is not None or step.response_logprobs is None:
         raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
     versions = [span.version for span in generated.version_spans]
