@@ -235,7 +235,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         file="community/word_hunt/word_hunt_env.py",
         prepare=three_letters,
-        flags=("--env.dictionary_path", "words.txt"),
+        flags=("--env.dictionary_path", "words.txt", "--env.wandb_name", "words"),
         answer=first_row,
     ),
 )
