@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from stepwell.envs import BaseEnv, cli
+from stepwell.envs import BaseEnv, Item, cli
 from stepwell.envs.distillation import TeacherDistillationEnv, TeacherFlags
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port
@@ -27,6 +27,11 @@ def example(language: str, mark: str) -> str:
     """The one block of that language with those words in it."""
     (block,) = [block for block in examples(language) if mark in block]
     return block
+
+
+class Distilled(TeacherDistillationEnv):
+    async def get_next_item(self) -> Item:
+        return None
 
 
 @asynccontextmanager
@@ -97,7 +102,7 @@ def test_a_file_and_a_flag_are_read_as_described(tmp_path: Path, tiny_model: Pat
 
 def test_a_teacher_is_named_as_described() -> None:
     _, _, command, *flags = shlex.split(example("bash", "distilled.py serve").replace("\\\n", " "))
-    settings = cli.read(TeacherDistillationEnv, command, flags, "distilled.py serve")
+    settings = cli.read(Distilled, command, flags, "distilled.py serve")
     assert settings.env.model_dump()["teacher_top_k"] == 8
     assert isinstance(settings.flags, TeacherFlags)
     assert settings.flags.teacher is not None
