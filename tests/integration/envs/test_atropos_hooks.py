@@ -102,14 +102,14 @@ async def test_an_environment_without_train_workers_makes_its_groups_in_its_step
     assert (0, 1) in env.checked, "curr_step is still the old one while status_dict has the new one"
 
 
-async def test_what_the_rollout_server_told_is_there() -> None:
-    trainer = {"checkpoint_dir": "/checkpoints", "save_checkpoint_interval": 5}
+async def test_what_the_rollout_server_told_is_there(tmp_path: Path) -> None:
+    trainer = {"checkpoint_dir": str(tmp_path), "save_checkpoint_interval": 5}
     async with FakeRolloutServer(**trainer).opened() as rollouts:
         env = hooked(rollouts.url, wandb_name="mine")
         assert (env.checkpoint_dir, env.checkpoint_interval, env.env_id, env.status_dict) == ("", -1, None, {})
         async with served(env):
             await until(lambda: env.status_dict != {}, "a status")
-    assert (env.checkpoint_dir, env.checkpoint_interval, env.env_id) == ("/checkpoints", 5, 0)
+    assert (env.checkpoint_dir, env.checkpoint_interval, env.env_id) == (str(tmp_path), 5, 0)
     assert env.wandb_prepend == "mine_0"
     assert {"current_step", "queue_size", "env_weight"} <= set(env.status_dict)
 

@@ -36,6 +36,12 @@ TOKENS = [5, 6, 7]
 TEACHER_IDS = [[], [6], [7]]
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints and unsent groups are written to the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
 class Distilled(TeacherDistillationEnv):
     number = 0
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import re
+import shlex
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from stepwell.envs import BaseEnv
+from stepwell.envs import BaseEnv, Item, cli
+from stepwell.envs.distillation import TeacherDistillationEnv, TeacherFlags
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port
 from tests.rig.group_files import read_lines
@@ -25,6 +27,11 @@ def example(language: str, mark: str) -> str:
     """The one block of that language with those words in it."""
     (block,) = [block for block in examples(language) if mark in block]
     return block
+
+
+class Distilled(TeacherDistillationEnv):
+    async def get_next_item(self) -> Item:
+        return None
 
 
 @asynccontextmanager
@@ -91,6 +98,15 @@ def test_a_file_and_a_flag_are_read_as_described(tmp_path: Path, tiny_model: Pat
         process = example("bash", "sums.py process").replace("process", "process --config my.yaml --out more")
         typed(sh, process)
     assert [len(group["scores"]) for group in read_lines(tmp_path / "more" / "groups.jsonl")] == [8] * 4
+
+
+def test_a_teacher_is_named_as_described() -> None:
+    _, _, command, *flags = shlex.split(example("bash", "distilled.py serve").replace("\\\n", " "))
+    settings = cli.read(Distilled, command, flags, "distilled.py serve")
+    assert settings.env.model_dump()["teacher_top_k"] == 8
+    assert isinstance(settings.flags, TeacherFlags)
+    assert settings.flags.teacher is not None
+    assert settings.flags.teacher.model_name == "my-teacher"
 
 
 def test_every_block_of_the_page_is_run_here_or_with_its_framework() -> None:

@@ -8,6 +8,7 @@ evaluation the first evaluated item. A nightly test compares it.
 
 import asyncio
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -23,6 +24,8 @@ BASELINE = Path(__file__).with_name("baseline.json")
 STARTS = "starts"
 AT_ONCE = 3
 TIMEOUT_S = 180.0
+PLACES = re.compile(r" ?\(?'?/(tmp|root|home|work)/[^ )']*'?\)?| at 0x[0-9a-f]+")
+"""What differs from run to run."""
 STARTED = {"collect_trajectories", "evaluate", "collect_trajectories failed", "evaluate failed"}
 
 
@@ -72,7 +75,7 @@ def verdict(outcome: Outcome) -> str:
     failures = [text for stage, text in outcome.stages.items() if stage.endswith("failed")]
     said_so = (failures[0] if failures else outcome.log).strip().splitlines()
     lines = [line for line in said_so if "errors.pydantic.dev" not in line]
-    said = lines[-1].strip()[:160] if lines else "it says nothing"
+    said = PLACES.sub("", lines[-1].strip()[:160]) if lines else "it says nothing"
     return said if failures or "ended" in outcome.stages else f"it does not end its first item ({said})"
 
 

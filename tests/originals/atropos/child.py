@@ -184,8 +184,8 @@ def watched(method: Callable[..., Any], stage: str, folder: Path) -> Callable[..
         note(folder, stage, repr(result)[:200] if stage == "evaluate" else type(result).__name__)
         return result
 
-    noting = wrapper if inspect.iscoroutinefunction(method) else at_once
-    noting.watched = True  # type: ignore[attr-defined]
+    noting: Callable[..., Any] = wrapper if inspect.iscoroutinefunction(method) else at_once
+    vars(noting)["watched"] = True
     return noting
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -38,8 +39,8 @@ VARIABLES = {
 """The last is for atroposlib alone, which otherwise refuses servers that give no tokens."""
 
 
-Start: TypeAlias = Callable[[Json], int]
-"""Starts the process of a job; gives its number."""
+Start: TypeAlias = Callable[[Json], Callable[[], None]]
+"""Starts the process of a job; gives what ends it."""
 
 
 class ScriptedEngine(FakeEngine):
@@ -88,15 +89,14 @@ class Forkserver:
         self.environments = environments
         """A copy of Atropos' environments, to which files may be added."""
 
-    def start(self, job: Json) -> int:
-        """The number of the new process, which leads a group."""
+    def start(self, job: Json) -> Callable[[], None]:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self._path))
             connection.sendall(json.dumps(job).encode() + b"\n")
-            return int(connection.makefile().readline())
+            return partial(_end, int(connection.makefile().readline()))
 
 
-def start_literally(job: Json) -> int:
+def start_literally(job: Json) -> Callable[[], None]:
     """By the command line that a user types; only the stand-ins come from elsewhere (`at_startup/sitecustomize.py`)."""
     folder = Path(job["folder"])
     env = {**_variables(folder), **job["variables"], "STEPWELL_TEST_JOB": json.dumps(job)}
@@ -106,7 +106,18 @@ def start_literally(job: Json) -> int:
         process = subprocess.Popen(
             command, cwd=folder / "work", env=env, stdout=log, stderr=log, start_new_session=True
         )
-    return process.pid
+
+    def end() -> None:
+        _end(process.pid)
+        process.wait()
+
+    return end
+
+
+def _end(pid: int) -> None:
+    """The process, and those that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -168,12 +179,11 @@ async def run(
             "tokenizer": str(tiny),
             "variables": {"HOME": str(folder), **variables},
         }
-        pid = start(job)
+        end = start(job)
         try:
             group = await _first_group(row, server, folder, until)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            end()
     return Outcome(_stages(folder), group, ["python", "-m", "stepwell.envs", *argv], _log(folder))
 
 

@@ -1,5 +1,6 @@
-"""What docs/atropos.md says, held against the code."""
+"""What docs/atropos.md and docs/coming-from-atropos.md say, held against the code."""
 
+import json
 import re
 from pathlib import Path
 from typing import cast
@@ -8,6 +9,8 @@ from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registries
 from stepwell.atropos.routes import AtroposRoutes
 from stepwell.pool.api.ports import GroupExchange
+from tests.originals.atropos.baseline import BASELINE, STARTS
+from tests.originals.atropos.table import TABLE
 
 PAGE = (Path(__file__).parents[3] / "docs" / "atropos.md").read_text()
 
@@ -23,3 +26,12 @@ def test_every_call_of_the_atropos_server_is_listed() -> None:
 def test_the_python_on_the_page_runs() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(block, {})
+
+
+def test_the_figures_of_atropos_own_environments_are_those_of_their_table() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "coming-from-atropos.md").read_text()
+    (figures,) = re.findall(r"Figures: (\d+) files start .* (\d+) of the (\d+) with a group", page)
+    run = [row for row in TABLE if not row.skip]
+    starts = list(json.loads(BASELINE.read_text()).values()).count(STARTS)
+    assert tuple(map(int, figures)) == (starts, len([row for row in run if row.makes_group]), len(run))
+    assert len(TABLE) - len(run) == 1

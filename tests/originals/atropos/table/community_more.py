@@ -14,7 +14,7 @@ CARDS = ("technical_expert", "communication_specialist", "creative_thinker")
 QUESTION = {"category": "a", "difficulty": "basic", "expected_specialties": ["technical_accuracy"], "description": "b"}
 
 
-def prefers_the_first(request: Json, number: int) -> str:
+def prefers_the_first(request: Json, number: int) -> str | Reply:
     """Of two answers, and as a judge the one that says so."""
     prompt = prompt_of(request)
     if "[Response A]" not in prompt:
@@ -91,8 +91,8 @@ def three_letters(work: Path) -> None:
 
 def first_row(request: Json, number: int) -> str:
     """Of the board, three letters; or no word."""
-    row = prompt_of(request).split("Board:\n")[1].splitlines()[0]
-    return "".join(row.split()[:3]) if number % 2 else "none of them at all"
+    board = prompt_of(request).partition("Board:\n")[2]
+    return "".join(board.split()[:3]) if number % 2 else "none of them at all"
 
 
 def jokes(title: str) -> list[Json]:
@@ -235,7 +235,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         file="community/word_hunt/word_hunt_env.py",
         prepare=three_letters,
-        flags=("--env.dictionary_path", "words.txt"),
+        flags=("--env.dictionary_path", "words.txt", "--env.wandb_name", "words"),
         answer=first_row,
     ),
 )
