@@ -24,7 +24,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell": ("connect", "Run", "TrajectoryContext"),
         "stepwell.agents.blackbox": ("BlackBoxAgentFlow",),
         "stepwell.agents.whitebox": ("AgentFlowBase", "Generation"),
-        "stepwell.agents.claw_r1": ("ClawR1Flow", "provide_modules"),
+        "stepwell.agents.claw_r1": ("AgentFlowBase", "ClawR1Flow", "Step", "register", "provide_modules"),
         "stepwell.agents.flows": ("SingleTurn", "ToolLoop", "SubprocessAgent", "last_number"),
         "stepwell.agents.harnesses": ("ClaudeCode", "Codex", "OpenClaw", "Opencode", "QwenCode"),
         "stepwell.agents.rollout": ("Rollout", "RolloutResult", "RolloutStatus"),
