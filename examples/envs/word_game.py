@@ -78,7 +78,8 @@ class Player:
 
     def rollout(self) -> ScoredDataItem:
         *_, conversation = self.session.get_state()["nodes"]
-        return conversation.item(self.good / self.rounds, messages=self.messages)
+        item: ScoredDataItem = conversation.item(self.good / self.rounds, messages=self.messages)
+        return item
 
 
 if __name__ == "__main__":

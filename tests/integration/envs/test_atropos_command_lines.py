@@ -1,4 +1,4 @@
-"""M6, M7: the command lines of Atropos' documentation, typed literally: its flags, its file, modules beside it, W&B."""
+"""The command lines of Atropos' documentation, typed literally: its flags, its file, modules beside it, W&B."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.rig.originals import atropos_file
+from tests.rig.atropos.processes import atropos_python
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.threads import in_thread
 from tests.rig.waiting import wait_until
@@ -90,7 +90,7 @@ def program(tmp_path: Path) -> Path:
 @pytest.fixture(params=["written here", "Atropos' own"])
 def config_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "Atropos' own":
-        return atropos_file("environments/configs/example.yaml")
+        return atropos_python().parents[1] / "environments" / "configs" / "example.yaml"
     (tmp_path / "example.yaml").write_text(AS_IN_ATROPOS_README)
     return tmp_path / "example.yaml"
 

@@ -1,12 +1,14 @@
 """What a gateway knows of its own generations completes the steps that white-box agents make of them."""
 
+from typing import Any
+
 import numpy as np
 
 from stepwell.gateway.recording.generations import Generations, Told
 from stepwell.steps.step import Step
 from tests.builders import make_step
 
-BLANK = {"temperature": None, "sampling": {}, "version_spans": (), "policy_version": 0, "model": ""}
+BLANK: dict[str, Any] = {"temperature": None, "sampling": {}, "version_spans": (), "policy_version": 0, "model": ""}
 WARM = Told(3, (), {"temperature": 1.0}, 1.0, "tiny", "stop")
 COLD = Told(3, (), {"temperature": 0.5}, 0.5, "tiny", "stop")
 
@@ -28,8 +30,8 @@ def test_a_step_is_recognised_by_its_tokens_with_log_probabilities_or_without() 
 
 def test_what_two_generations_of_the_same_tokens_tell_differently_is_not_known() -> None:
     generations = Generations()
-    for told in (WARM, COLD, WARM):
-        generations.add(step(3, logprob=-told.sampling["temperature"]), told)
+    for told, logprob in ((WARM, -1.0), (COLD, -0.5), (WARM, -1.0)):
+        generations.add(step(3, logprob=logprob), told)
     completed = generations.complete(step(3))
     assert (completed.temperature, completed.sampling, completed.policy_version) == (None, {}, 3)
     assert generations.complete(step(3, logprob=-0.5)).temperature == 0.5
