@@ -1,8 +1,12 @@
-"""Python runs this first in the process of a literal run: it puts the stand-ins in."""
+"""Python runs this first in the process of a literal run: it puts the stand-ins in, and notes the end."""
 
+import atexit
 import json
 import os
+from pathlib import Path
 
-from tests.originals.atropos.child import prepare
+from tests.originals.atropos.child import note, prepare
 
-prepare(json.loads(os.environ["STEPWELL_TEST_JOB"]))
+job = json.loads(os.environ["STEPWELL_TEST_JOB"])
+atexit.register(note, Path(job["folder"]), "ended")
+prepare(job)
