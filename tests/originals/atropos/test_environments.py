@@ -42,8 +42,8 @@ def outcomes(
 ) -> Iterator[dict[str, Future[Outcome]]]:
     """Of each environment that this session tests, as soon as it has run. A few run at a time, in the tests' order."""
     asked = [getattr(item, "callspec", None) for item in request.session.items]
-    files = [call.params["row"].file for call in asked if call is not None and "row" in call.params]
-    rows = [BY_FILE[file] for file in files if file in BY_FILE and not BY_FILE[file].skip]
+    given = [call.params.get("row") for call in asked if call is not None]
+    rows = [row for row in given if isinstance(row, Row) and row.file in BY_FILE and not row.skip]
     futures = {row.file: Future[Outcome]() for row in rows}
 
     async def run_one(row: Row, turn: asyncio.Semaphore) -> None:
