@@ -28,7 +28,10 @@ QUEUE = {
         "SimpleStorage": {"total_storage_size": 1000, "num_data_storage_units": 1},
     }
 }
-OURS = {"_feed", "_checkpoint", "_rows_together", "_is_written", "_sync_weights", "_probe_logprobs"}
+OURS = {
+    *("_feed", "_checkpoint", "_rows_together", "_is_written"),
+    *("_sync_weights", "_probe_logprobs", "_fill_logprobs"),
+}
 """Methods of the trainer mode that verl does not know; all others replace or extend one of verl's."""
 
 
