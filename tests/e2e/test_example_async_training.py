@@ -68,7 +68,7 @@ def check_asynchrony(found: list[Update]) -> None:
 
 def test_rollouts_and_training_go_on_together(tmp_path: Path) -> None:
     with at_the_example(tmp_path) as shell:
-        found = train(shell, steps="60", updates="4")
+        found = train(shell, steps="150", updates="4")
     assert len(found) == 4
     check_asynchrony(found)
 

@@ -191,7 +191,7 @@ TRICKS = [
     "OWN%2f..%2f..OTHER/v1/chat/completions",
     "OWNOTHER/v1/chat/completions",
     "/v1OWN/v1/chat/completions",
-    "OWN/v1/v1/v1/chat/completions",
+    "OWN/v1/v1/v1/v1/chat/completions",
     "OWN/V1/chat/completions",
     "OWN/v1/Chat/Completions",
     "OWN/v2/chat/completions",
