@@ -360,6 +360,18 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         minutes=20,
     ),
     Benchmark(
+        name="flush_storm",
+        measures="What one of 100 shards does for 200 gateways while nothing happens, and how long completions are "
+        "slow after it stood still for 2 s: simulated, with costs that are measured with a real shard.",
+        shown=(
+            Shown("CPU of a message, ms", "message_ms"),
+            Shown("messages a second, idle", "idle_messages_per_s"),
+            Shown("completions are slow for, s", "recovery_s"),
+            Shown("completions answered with 503", "answers_503"),
+        ),
+        minutes=5,
+    ),
+    Benchmark(
         name="survival",
         measures="Faults in a real cluster, one row each: lost nodes, heads and disks, cut links, jumping clocks, "
         "killed clients; every call and every step is counted.",

@@ -37,6 +37,8 @@ class Auditor:
     """Calls without one."""
     refused: int = 0
     """Rollouts that a gateway refused to open or to complete, for good."""
+    statuses: Counter[int] = field(default_factory=Counter)
+    """Of all answers to agents."""
     ended_at: dict[str, float] = field(default_factory=dict)
     """When the agent first asked to complete a trajectory."""
     completed: set[str] = field(default_factory=set)
@@ -60,6 +62,9 @@ class Auditor:
             self.slowest = max(self.slowest, seconds)
         else:
             self.failed += 1
+
+    def note_completed(self, trajectory_uid: str) -> None:
+        self.completed.add(trajectory_uid)
 
     def note_delivered(self, steps: Iterable[Step], at: float = 0.0) -> None:
         for step in steps:

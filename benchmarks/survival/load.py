@@ -65,13 +65,14 @@ class AgentLoad:
         if self.auditor.answered[uid]:
             self.auditor.ended_at[uid] = time.monotonic()
             await self._insist(http, chance, f"{path}/complete_trajectory", {"reward": self.reward})
-            self.auditor.completed.add(uid)
+            self.auditor.note_completed(uid)
 
     async def _say(self, http: aiohttp.ClientSession, uid: str, url: str) -> None:
         began = time.monotonic()
         try:
             async with http.post(url, json=BODY) as answer:
                 await answer.read()
+                self.auditor.statuses[answer.status] += 1
                 is_answered = answer.status == 200
         except (aiohttp.ClientError, TimeoutError):
             is_answered = False
@@ -83,6 +84,7 @@ class AgentLoad:
         while True:
             try:
                 async with http.post(chance.choice(self.gateways) + path, json=body) as answer:
+                    self.auditor.statuses[answer.status] += 1
                     if answer.status == 200:
                         found: dict[str, str] = await answer.json()
                         return found

@@ -18,6 +18,7 @@ from benchmarks.survival.row import SurvivalRow
 from benchmarks.survival.small_disk import ForgettingOnSmallDisk
 from benchmarks.survival.soak import Soak
 from benchmarks.survival.stopped_shard import StoppedShard
+from benchmarks.survival.storm import FlushStorm
 from benchmarks.survival.waiting_fetch import WaitingFetch
 
 ROWS: tuple[SurvivalRow, ...] = (
@@ -34,6 +35,7 @@ ROWS: tuple[SurvivalRow, ...] = (
     LinkDown(45),
     LinkDown(120),
     StoppedShard(),
+    FlushStorm(),
     MixedReleases(),
     HostileRequests(),
     WaitingFetch(),

@@ -11,6 +11,7 @@ from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 from benchmarks.survival.rows import ROWS
 from benchmarks.survival.soak_trainer import read_record
+from benchmarks.survival.storm import StormAuditor, full
 from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.rig.fake_engine import FakeEngine
@@ -57,6 +58,18 @@ def test_the_99th_percentile_of_delivery_is_infinite_if_a_completed_rollout_neve
     auditor = Auditor(ended_at={"a": 1.0, "b": 1.0}, completed={"a", "b"}, arrived_at={"a": 1.5})
     assert auditor.delivery_p99() == math.inf
     assert auditor.delivery_p99({"a", "never completed"}) == 0.5
+
+
+def test_a_completion_without_an_answer_counts_with_the_time_that_it_has_taken() -> None:
+    auditor = StormAuditor(ended_at={"a": 9.0, "b": 10.0, "c": 14.0, "d": 16.0}, seconds={"a": 8.0, "b": 0.5, "d": 4.0})
+    assert auditor.completion_p99(since=10.0, until=15.0, now=20.0) == 6.0
+    assert auditor.completion_p99(since=10.0, until=12.0, now=20.0) == 0.5
+    assert auditor.completion_p99(since=12.0, until=14.0, now=20.0) == math.inf
+    assert auditor.recovered(back=10.0, now=20.0) == 6.0
+
+
+def test_the_load_of_the_storm_grows_with_the_cores_up_to_ten_thousand_agents() -> None:
+    assert [full(cores).agents for cores in (2, 16, 64)] == [1_250, 10_000, 10_000]
 
 
 def test_rows_are_chosen_by_their_names_or_beginnings() -> None:

@@ -99,9 +99,9 @@ class LocalPool(PoolClient):
         self.rules = EasyPool.over(services[self.plan.name].pool)
         """Of the first shard."""
 
-    def add_shards(self, plan: PoolPlan) -> None:
-        """Start the shards of a plan that do not run yet."""
-        for name in plan.shard_names():
+    def add_shards(self, plan: PoolPlan, changed: PoolPlan | None = None) -> None:
+        """Start the shards of a plan that do not run yet, or those of one that is to change it. They follow `plan`."""
+        for name in (changed or plan).shard_names():
             if name not in self.transport.services:
                 self.transport.services[name] = self._new_shard(plan, name)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import BadRequest
+from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.steps.arrow import step_groups_to_arrow
@@ -66,8 +67,8 @@ async def test_a_shard_that_joins_later_takes_nothing_of_it_either() -> None:
     pool = LocalPool(shards=1, uid="pool")
     await pool.forget(ALICE)
 
-    async def start(plan: object) -> None:
-        pool.add_shards(plan)  # type: ignore[arg-type]
+    async def start(plan: PoolPlan, changed: PoolPlan) -> None:
+        pool.add_shards(plan, changed)
 
     plan = await pool.shards.plan()
     await reshard(pool.transport, plan, 3, start)

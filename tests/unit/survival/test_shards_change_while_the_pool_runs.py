@@ -2,18 +2,20 @@
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
+from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, KnowsCall, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
+from stepwell.pool.api.shard_layout import Layout, LayoutDiffers
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard
@@ -68,8 +70,8 @@ class HoldingTransport(LocalTransport):
 
 
 async def change(pool: LocalPool, shards: int) -> PoolPlan:
-    async def start(plan: PoolPlan) -> None:
-        pool.add_shards(plan)
+    async def start(plan: PoolPlan, changed: PoolPlan) -> None:
+        pool.add_shards(plan, changed)
 
     plan = await pool.transport.call("data_pool", "plan", (), {})
     return await reshard(pool.transport, plan, shards, start)
@@ -312,7 +314,7 @@ async def test_a_shard_that_leaves_first_archives_all_that_it_has(tmp_path: Path
 async def test_shards_that_were_started_for_a_change_that_was_interrupted_are_used_by_the_next() -> None:
     pool, clock = LocalPool(shards=2), Clock()
     plan = await pool.shards.plan()
-    pool.add_shards(plan.resharded(4))
+    pool.add_shards(plan, plan.resharded(4))
     watch = drain_watch(pool, clock)
     clock.now += 1000.0
     await watch.look()
@@ -326,10 +328,9 @@ async def test_shards_that_were_started_for_a_change_that_was_interrupted_are_us
 async def test_of_two_commands_at_the_same_time_one_is_refused() -> None:
     pool = LocalPool(shards=2)
 
-    async def change_first(plan: PoolPlan) -> None:
-        pool.add_shards(plan)
-        if plan.shards == 3:
-            await change(pool, 5)
+    async def change_first(plan: PoolPlan, changed: PoolPlan) -> None:
+        pool.add_shards(plan, changed)
+        await change(pool, 5)
 
     with pytest.raises(Conflict, match="changed by another command"):
         await reshard(pool.transport, await pool.shards.plan(), 3, change_first)
@@ -408,3 +409,181 @@ async def test_under_random_changes_every_rollout_is_trained_once_in_a_whole_gro
     assert changes > 3
     expected = [[f"agent{a}-{n}-0", f"agent{a}-{n}-1"] for a in range(8) for n in range(10)]
     assert sorted(map(sorted, trained)) == sorted(expected)
+
+
+class CountingTransport(LocalTransport):
+    calls = 0
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self.calls += 1
+        return await super().call(shard, method, args, kwargs)
+
+
+class ProcessKilled(BaseException):
+    """The process that changes the shards ends."""
+
+
+class InterruptedTransport(LocalTransport):
+    """Of a process that is killed before its calls go on."""
+
+    calls_left = 0
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if not self.calls_left:
+            raise ProcessKilled
+        self.calls_left -= 1
+        return await super().call(shard, method, args, kwargs)
+
+
+class PlanLog(LocalTransport):
+    """Notes every plan that any shard has followed."""
+
+    def __init__(self, services: dict[str, ShardService]) -> None:
+        super().__init__(services)
+        self.layouts: dict[int, set[tuple[Layout, ...]]] = defaultdict(set)
+
+    async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        answer = await super().call(shard, method, args, kwargs)
+        for service in self.services.values():
+            plan = await service.plan()
+            self.layouts[plan.revision].add(plan.layouts)
+        return answer
+
+    def differing(self) -> dict[int, set[tuple[Layout, ...]]]:
+        """Plans with the same revision."""
+        return {revision: layouts for revision, layouts in self.layouts.items() if len(layouts) > 1}
+
+
+async def interrupted_change(pool: LocalPool, shards: int, calls: int) -> bool:
+    """A change whose process is killed after so many calls. False if it ended before."""
+    transport = InterruptedTransport(pool.transport.services)
+    transport.calls_left = calls
+    chance = random.Random(calls)
+
+    async def start(plan: PoolPlan, changed: PoolPlan) -> None:
+        new = [name for name in changed.shard_names() if name not in pool.transport.services]
+        pool.add_shards(plan, changed)
+        if new and transport.calls_left == 0:  # it is killed in between
+            for name in chance.sample(new, chance.randint(0, len(new))):
+                del pool.transport.services[name]
+
+    try:
+        plan = await pool.transport.call("data_pool", "plan", (), {})
+        await reshard(transport, plan, shards, start)
+    except ProcessKilled:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("after", [2, 6, 8, 11])
+async def test_after_an_interrupted_change_another_number_is_what_all_shards_follow(after: int) -> None:
+    for calls in count():
+        pool = LocalPool(shards=4, transport=PlanLog)
+        clients = [another_client(pool) for _ in range(2)]
+        await roll_out(clients[0], "a-0", "a", group_size=2)
+        was_interrupted = await interrupted_change(pool, 8, calls)
+        await roll_out(clients[1], "b-0", "b", group_size=2)
+        plan = await change(pool, after)
+        services = pool.transport.services
+        assert {(await services[name].plan()).layouts for name in plan.shard_names()} == {plan.layouts}
+        assert plan.shards == after
+        for prompt in ("a", "b"):
+            await roll_out(clients[0], f"{prompt}-1", prompt, group_size=2)
+        for prompt in PROMPTS[:6]:
+            await roll_out(clients[1], prompt, prompt)
+        expected = [["a-0", "a-1"], ["b-0", "b-1"], *([prompt] for prompt in PROMPTS[:6])]
+        assert sorted(map(sorted, await fetch_all(pool))) == sorted(expected)
+        assert pool.transport.differing() == {}
+        if not was_interrupted:
+            break
+    assert calls > 10
+
+
+async def test_of_changes_at_the_same_time_that_start_the_same_shards_no_two_make_the_same_revision() -> None:
+    pool = LocalPool(shards=2, transport=PlanLog)
+    other: list[PoolPlan] = []
+
+    async def start(plan: PoolPlan, changed: PoolPlan) -> None:
+        pool.add_shards(plan, changed)
+        other.append(await change(pool, 4))
+
+    with pytest.raises(Conflict, match="changed by another command"):
+        await reshard(pool.transport, await pool.shards.plan(), 8, start)
+    assert (await change(pool, 6)).layouts == (*other[0].layouts, Layout(3, 6))
+    assert pool.transport.differing() == {}
+    for prompt in PROMPTS:
+        await roll_out(another_client(pool), prompt, prompt)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_a_first_shard_that_has_forgotten_its_plan_makes_no_revision_twice(shards: int) -> None:
+    pool = LocalPool(shards=shards, transport=PlanLog)
+    started_with = await pool.shards.plan()
+    await change(pool, 5)
+    del pool.transport.services["data_pool"]  # without a journal it restarts as it was created
+    pool.add_shards(started_with)
+    assert (await change(pool, 4)).layouts[-2:] == (Layout(2, 5), Layout(3, 4))
+    assert pool.transport.differing() == {}
+
+
+async def test_a_first_shard_that_has_forgotten_its_plan_ends_no_change_of_before() -> None:
+    pool, clock = LocalPool(shards=4), Clock()
+    watch = drain_watch(pool, clock)
+    before = await change(pool, 2)
+    newest = await change(pool, 6)
+    pool.transport.services["data_pool"] = ShardService(before, "data_pool")
+    for _ in range(3):
+        await watch.look()
+        assert (await pool.transport.services["data_pool"].plan()).layouts == newest.layouts
+        clock.now += 50.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pool, prompt: pool.register_trajectory(Registration("t", prompt)),
+        lambda pool, prompt: pool.knows("t", prompt),
+        lambda pool, prompt: pool.abort_trajectory("t", prompt),
+        lambda pool, prompt: pool.give_reward(RewardGiven(trajectory_uid="t", prompt_uid=prompt, value=1.0)),
+        lambda pool, prompt: pool.turns("t", prompt, "digest"),
+        lambda pool, prompt: pool.curate(
+            Curation(action=CurationAction.MARK, trajectory_uid="t", prompt_uid=prompt, by="a", mark="m")
+        ),
+        lambda pool, prompt: pool.submit_steps([make_step("t", prompt)], channel="train"),
+        lambda pool, prompt: pool.submit_groups(*make_group(prompt, 1)),
+    ],
+    ids=["register", "knows", "abort", "reward", "turns", "curate", "steps", "groups"],
+)
+async def test_a_call_that_no_shard_takes_ends_with_what_differs_and_does_not_spin(
+    call: Callable[[LocalPool, str], Awaitable[Any]],
+) -> None:
+    pool = LocalPool(shards=2, transport=CountingTransport, timeout=1.0)
+    plan = await pool.shards.plan()
+    await change(pool, 3)
+    await pool.shards.agree_with("data_pool")
+    pool.transport.services["data_pool-2"] = ShardService(plan.resharded(8), "data_pool-2")
+    theirs, ours = Layout(2, 8), Layout(2, 3)
+    prompt = next(p for p in map(str, range(1000)) if ours.owner(p) == 2 and theirs.owner(p) != 2)
+    pool.transport.calls = 0
+    with pytest.raises(
+        PoolUnavailable,
+        match=r"within 1 s.* data_pool-2 follows revision 2 \(2 -> 8 shards\), and this process revision 2 \(2 -> 3",
+    ):
+        await call(pool, prompt)
+    assert pool.transport.calls < 60
+
+
+async def test_a_call_that_a_shard_keeps_refusing_for_its_revision_ends_too() -> None:
+    class BehindTransport(CountingTransport):
+        async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            answer = await super().call(shard, method, args, kwargs)
+            if method in ("answer", "submit_steps"):
+                raise LayoutDiffers("as meant by this test")
+            return answer
+
+    pool = LocalPool(shards=2, transport=BehindTransport, timeout=0.3)
+    for call in (pool.register_trajectory(Registration("t", "p")), pool.submit_steps([make_step("t", "p")])):
+        pool.transport.calls = 0
+        with pytest.raises(PoolUnavailable, match=r"within 0.3 s.* follows revision 1 \(2 shards\)"):
+            await call
+        assert pool.transport.calls < 60

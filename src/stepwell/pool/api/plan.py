@@ -161,6 +161,11 @@ class PoolPlan:
         return tuple(f"{self.name}-{index}" if index else self.name for index in indexes)
 
     @property
+    def routing(self) -> str:
+        """By which calls are routed, for a person: "revision 3 (2 -> 8 -> 6 shards)"."""
+        return f"revision {self.revision} ({' -> '.join(str(layout.shards) for layout in self.layouts)} shards)"
+
+    @property
     def stamp(self) -> Mapping[str, int]:
         """What a call that was routed by this plan carries: nothing for shards of a release without revisions."""
         return {"revision": self.revision} if self.revision else {}

@@ -4,20 +4,22 @@
   that may open a group is asked last.
 - A call carries the revision of the plan by which it was routed. A client and a shard that differ tell each other the
   newer plan, and the call is routed again. A call that a shard refuses for that has changed nothing.
+- A call is routed again after a pause, and until its timeout. Then the failure says which plans both sides follow.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import TypeVar
 
-from stepwell.errors import UnknownTrajectory
+from stepwell.errors import PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.api.shard_layout import FIRST_REVISION, GroupElsewhere, LayoutDiffers
-from stepwell.pool.client.shards import ShardSet
+from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
 from stepwell.steps.columns import Columns, cut, stack
 
 T = TypeVar("T")
@@ -25,9 +27,56 @@ T = TypeVar("T")
 Submit = Callable[[str, list[int], PoolPlan], Awaitable[Sequence[SubmitVerdict]]]
 """Sends the steps with these indexes to a shard."""
 
+FIRST_PAUSE = 0.01
+"""Seconds. Each further pause is twice as long, up to RETRY_PAUSE."""
+MIN_TIMEOUT = 1.0
+"""Seconds in which a shard says which plan it follows, also if the call has no time left."""
 
-async def ask_owner(shards: ShardSet, prompt_uid: str, call: Callable[[str, PoolPlan], Awaitable[T]]) -> T:
+
+class Rerouting:
+    """The further tries of one call, as long as this client and the shards do not follow the same plan."""
+
+    def __init__(self, shards: ShardSet, timeout: float | None = None) -> None:
+        self._shards = shards
+        self._timeout = shards.timeout if timeout is None else timeout
+        self._deadline = time.monotonic() + self._timeout
+        self._pause = FIRST_PAUSE
+        self.refused_by: set[str] = set()
+        """The shards that follow another plan, by their answers to the last try."""
+        self._differing = ""
+        """The plans that were followed at the last refusal."""
+
+    async def agree(self) -> None:
+        """With the shards that refused the last try. PoolUnavailable if there is no time for another one."""
+        if not self.refused_by:
+            return
+        refusing, self.refused_by = sorted(self.refused_by), set()
+        timeout = max(self._deadline - time.monotonic(), MIN_TIMEOUT)
+        plans = await asyncio.gather(*(self._shards.agree_with(shard, timeout=timeout) for shard in refusing))
+        followed = ", ".join(f"{shard} follows {plan.routing}" for shard, plan in zip(refusing, plans, strict=True))
+        own = (await self._shards.plan()).routing
+        self._differing = (
+            f": no shard takes the call. Of the plan, {followed}, and this process {own}. If that stays so, change the "
+            "number of shards again: stepwell pool --shards"
+        )
+        if time.monotonic() + self._pause >= self._deadline:
+            raise self.failure()
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, RETRY_PAUSE)
+
+    def failure(self) -> PoolUnavailable:
+        pool, timeout = self._shards.pool, self._timeout
+        return PoolUnavailable(f"DataPool {pool!r}: no answer within {timeout:g} s{self._differing}")
+
+
+async def ask_owner(
+    shards: ShardSet,
+    prompt_uid: str,
+    call: Callable[[str, PoolPlan], Awaitable[T]],
+    rerouting: Rerouting | None = None,
+) -> T:
     """The answer of the shard that has a group, or may open it. `call` gets the shard and the plan that names it."""
+    rerouting = rerouting or Rerouting(shards)
     while True:
         plan = await shards.plan()
         for shard in plan.owners(prompt_uid):
@@ -36,19 +85,27 @@ async def ask_owner(shards: ShardSet, prompt_uid: str, call: Callable[[str, Pool
             except GroupElsewhere:
                 continue
             except LayoutDiffers:
-                await shards.agree_with(shard)
                 break
+        rerouting.refused_by.add(shard)
+        await rerouting.agree()
 
 
-async def ask_owners(shards: ShardSet, prompt_uid: str, call: Callable[[str, PoolPlan], Awaitable[T]]) -> T:
+async def ask_owners(
+    shards: ShardSet,
+    prompt_uid: str,
+    call: Callable[[str, PoolPlan], Awaitable[T]],
+    rerouting: Rerouting | None = None,
+) -> T:
     """As `ask_owner`, for a call that opens no group: all shards that may have it are asked at once."""
     plan = await shards.plan()
     owners = plan.owners(prompt_uid)
     if len(owners) == 1:
-        return await ask_owner(shards, prompt_uid, call)
+        return await ask_owner(shards, prompt_uid, call, rerouting)
     asked = {shard: asyncio.ensure_future(call(shard, plan)) for shard in owners}
     try:
-        return await ask_owner(shards, prompt_uid, lambda shard, plan: asked.pop(shard, None) or call(shard, plan))
+        return await ask_owner(
+            shards, prompt_uid, lambda shard, plan: asked.pop(shard, None) or call(shard, plan), rerouting
+        )
     finally:
         for asking in asked.values():
             asking.cancel()
@@ -70,17 +127,20 @@ async def submit_to_owners(shards: ShardSet, prompt_uids: Sequence[str], submit:
     verdicts: dict[int, SubmitVerdict] = {}
     asked: Counter[int] = Counter()
     """How many shards do not have the group of each step, by the same plan."""
+    rerouting = Rerouting(shards)
     plan = await shards.plan()
 
     async def submit_part(shard: str, indexes: list[int]) -> None:
         try:
             answers = await submit(shard, indexes, plan)
         except LayoutDiffers:
-            await shards.agree_with(shard)
+            rerouting.refused_by.add(shard)
             return
         for index, verdict in zip(indexes, answers, strict=True):
             if verdict is SubmitVerdict.ELSEWHERE:
                 asked[index] += 1
+                if shard == owners_of[prompt_uids[index]][-1]:
+                    rerouting.refused_by.add(shard)
             else:
                 verdicts[index] = verdict
 
@@ -92,6 +152,7 @@ async def submit_to_owners(shards: ShardSet, prompt_uids: Sequence[str], submit:
                 owners = owners_of[prompt_uid]
                 parts.setdefault(owners[asked[index] % len(owners)], []).append(index)
         await asyncio.gather(*(submit_part(shard, indexes) for shard, indexes in parts.items()))
+        await rerouting.agree()
         if (newest := await shards.plan()).revision != plan.revision:
             plan = newest
             asked.clear()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import overload
 
 from stepwell.common.coalescing import BatchSender
-from stepwell.errors import PoolUnavailable, UnknownTrajectory
+from stepwell.errors import UnknownTrajectory
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import (
     FLUSH_WAIT,
@@ -30,7 +30,7 @@ from stepwell.pool.api.producing import (
 )
 from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.pool.client.flush_follower import FlushFollower
-from stepwell.pool.client.group_routing import ask_any, ask_owner, ask_owners, rows_of, submit_to_owners
+from stepwell.pool.client.group_routing import Rerouting, ask_any, ask_owner, ask_owners, rows_of, submit_to_owners
 from stepwell.pool.client.shards import ShardClient, ShardSet
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import JsonObject, Step
@@ -117,7 +117,7 @@ class ProducerClient(ShardClient):
             return await self.shards.at(shard, timeout=timeout).give_reward(reward, **plan.stamp)
 
         try:
-            return await ask_owner(self.shards, reward.prompt_uid, give)
+            return await ask_owner(self.shards, reward.prompt_uid, give, Rerouting(self.shards, timeout))
         except UnknownTrajectory as unknown:
             return await ask_any(self.shards, give, unknown)
 
@@ -128,7 +128,8 @@ class ProducerClient(ShardClient):
         try:
             return await self._send(call)
         except FlushNeeded:
-            return await ask_owner(self.shards, prompt_uid, partial(self._complete_flushed, call))
+            rerouting = Rerouting(self.shards, FLUSH_WAIT + self.shards.timeout)
+            return await ask_owner(self.shards, prompt_uid, partial(self._complete_flushed, call), rerouting)
 
     async def follow_flushes(self, flush: Callable[[str], Awaitable[None]], gateway: str = "") -> None:
         await self._flushes.run(flush, gateway)
@@ -152,13 +153,13 @@ class ProducerClient(ShardClient):
 
     async def _send(self, call: ProducerCall) -> ProducerAnswer:
         """Send a call to the group's shard, in a message that it shares with other calls."""
+        rerouting = Rerouting(self.shards)
         try:
             async with asyncio.timeout(self.shards.timeout):
                 ask = ask_owners if isinstance(call, KnowsCall) else ask_owner
-                return await ask(self.shards, call.prompt_uid, partial(self._send_to, call))
+                return await ask(self.shards, call.prompt_uid, partial(self._send_to, call), rerouting)
         except TimeoutError:
-            pool, timeout = self.shards.pool, self.shards.timeout
-            raise PoolUnavailable(f"DataPool {pool!r}: no answer within {timeout:g} s") from None
+            raise rerouting.failure() from None
 
     async def _send_to(self, call: ProducerCall, shard: str, plan: PoolPlan) -> ProducerAnswer:
         async def send(calls: list[ProducerCall]) -> Sequence[ProducerAnswer | Exception]:

@@ -91,12 +91,13 @@ class ShardSet:
         assert self._plan is not None
         return self._plan
 
-    async def agree_with(self, shard: str) -> None:
-        """This client and the shard know different plans: both follow the newer one."""
-        plan, found = await self.plan(), await self.at(shard).plan()
+    async def agree_with(self, shard: str, *, timeout: float | None = None) -> PoolPlan:
+        """This client and the shard know different plans: both follow the newer one. Returns that of the shard."""
+        plan, found = await self.plan(), await self.at(shard, timeout=timeout).plan()
         if found.revision < plan.revision:
-            found = await self.at(shard).adopt_plan(plan)
+            found = await self.at(shard, timeout=timeout).adopt_plan(plan)
         self._follow(found)
+        return found
 
     async def next_plan(self, timeout: float) -> None:
         """Until the plan changes, or for so many seconds."""

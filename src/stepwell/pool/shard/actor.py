@@ -57,14 +57,22 @@ class ShardActor(ShardService):
     use the journal, it says so to every caller and waits for it: a constructor that fails would end the actor for good.
     """
 
-    def __init__(self, plan: PoolPlan, name: str, *, must_exist: bool = False, namespace: str = "default") -> None:
+    def __init__(
+        self,
+        plan: PoolPlan,
+        name: str,
+        *,
+        must_exist: bool = False,
+        namespace: str = "default",
+        shards: int | None = None,
+    ) -> None:
         """`must_exist`: the shard has a journal, and does not begin without it. That holds after a restart anyway.
-        `namespace` is where the other shards are."""
+        `namespace` is where the other shards are. `shards` shards share the memory, if not those of the plan."""
         gc.set_threshold(*GC_THRESHOLD)
         keep_files_private()
         open_journal = None if plan.journal is None else partial(_open_journal, plan, name, must_exist)
         try:
-            self._start(plan, name, namespace, open_journal)
+            self._start(plan, name, namespace, shards or plan.shards, open_journal)
         except Exception as failure:
             if not _is_restarted() or open_journal is None:
                 raise
@@ -77,10 +85,10 @@ class ShardActor(ShardService):
             Thread(target=_watch_drains, args=(name, namespace), name="drain-watch", daemon=True).start()
 
     def _start(
-        self, plan: PoolPlan, name: str, namespace: str, open_journal: Callable[[], ShardJournal] | None
+        self, plan: PoolPlan, name: str, namespace: str, shards: int, open_journal: Callable[[], ShardJournal] | None
     ) -> None:
         ask = partial(_ask_decision, RayTransport(namespace))
-        limits = bounded_limits(plan, usable_memory(machine_memory()))
+        limits = bounded_limits(replace(plan, shards=shards), usable_memory(machine_memory()))
         log.info("shard %s holds at most %s bytes in a channel", name, limits.max_bytes)
         if open_journal is None:
             super().__init__(plan, name, limits=limits, ask_decision=ask)
@@ -220,9 +228,10 @@ def reshard_pool(pool: str, shards: int, namespace: str, *, timeout: float = STA
     """
     transport = RayTransport(namespace)
 
-    async def start(plan: PoolPlan) -> None:
+    async def start(plan: PoolPlan, changed: PoolPlan) -> None:
         running = {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
-        made = [_actor(plan, name, namespace, False) for name in plan.shard_names() if name not in running]
+        joining = [name for name in changed.shard_names()[len(plan.shard_names()) :] if name not in running]
+        made = [_actor(changed, name, namespace, False, follows=plan) for name in joining]
         try:
             await asyncio.to_thread(_plans, made, timeout)
         except BaseException:
@@ -236,11 +245,11 @@ def reshard_pool(pool: str, shards: int, namespace: str, *, timeout: float = STA
                 f"DataPool {pool!r} runs with an older release, in which the number of shards cannot change: create it "
                 "again with this release first"
             )
-        return plan if plan.shards == shards else await reshard(transport, plan, shards, start)
+        return await reshard(transport, plan, shards, start)
 
     try:
         return asyncio.run(change())
-    except (ActorAway, ActorMissing, GetTimeoutError, RayActorError) as failure:
+    except (ActorAway, ActorMissing, GetTimeoutError, RayActorError, TimeoutError) as failure:
         last_line = (str(failure).strip().splitlines() or [type(failure).__name__])[-1].strip()
         raise PoolUnavailable(f"the shards of DataPool {pool!r} could not be changed: {last_line}") from None
 
@@ -287,7 +296,8 @@ def _nodes(plan: PoolPlan) -> dict[str, str]:
     return {node["NodeManagerAddress"]: node["NodeID"] for node in offering}
 
 
-def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool) -> Any:
+def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool, *, follows: PoolPlan | None = None) -> Any:
+    """A shard of the plan. `follows` is the plan in force, if the other one is not yet."""
     is_local = plan.journal is not None and journal_backend(plan.journal).is_local
     place = plan.resource or (f"node:{plan.nodes[plan.shard_names().index(name)]}" if plan.nodes else None)
     options: Any = ray.remote(portable_actor(ShardActor)).options(
@@ -301,7 +311,7 @@ def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool) -> Any:
         resources={place: RESOURCE_SHARE} if place else None,
         scheduling_strategy="DEFAULT" if is_local else "SPREAD",
     )
-    return options.remote(plan, name, must_exist=must_exist, namespace=namespace)
+    return options.remote(follows or plan, name, must_exist=must_exist, namespace=namespace, shards=plan.shards)
 
 
 def _plans(shards: Sequence[Any], timeout: float) -> list[PoolPlan]:

@@ -1,8 +1,11 @@
 """Changing the number of shards of a pool that runs.
 
-- The first shard decides: its plan is in force. All others, and all clients, follow it.
-- New shards run before the plan names them. A shard that goes runs until every client has had time to notice.
-- Each step may be repeated, so a change that was interrupted goes on with the next look.
+- The first shard decides: only a plan that it adopts is in force. All others, and all clients, follow it.
+- New shards run before the plan names them, and follow the plan in force until then. So no shard and no client ever has
+  a plan that is not in force, and two plans with the same revision are the same.
+- If the first shard has forgotten a plan that another one knows, it takes that over before the next change.
+- A shard that goes runs until every client has had time to notice.
+- Each step may be repeated, so a change that was interrupted goes on with the next look or with the next command.
 """
 
 import asyncio
@@ -12,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from stepwell.errors import Conflict, PoolUnavailable
@@ -26,32 +30,57 @@ DRAIN_GRACE = 60.0
 """Seconds for which an empty shard is still asked: a call that was answered may be repeated."""
 LEAVE_DELAY = 15.0
 """Seconds in which clients notice that a shard is no longer part of the pool, before it ends."""
-CALL_TIMEOUT = 10.0
+CALL_TIMEOUT = 30.0
 LOG_INTERVAL = 60.0
 
 
 async def reshard(
-    transport: ActorTransport, plan: PoolPlan, shards: int, start: Callable[[PoolPlan], Awaitable[None]]
+    transport: ActorTransport, plan: PoolPlan, shards: int, start: Callable[[PoolPlan, PoolPlan], Awaitable[None]]
 ) -> PoolPlan:
-    """New groups go to so many shards from now on. `start` starts the shards of a plan that do not run."""
+    """New groups go to so many shards from now on. `plan` is that of the first shard. `start(plan, changed)` starts the
+    shards that `changed` has more than `plan` and that do not run yet; they follow `plan`."""
+    plan = await _newest_plan(transport, plan)
+    if plan.shards != shards:
+        plan = await _change(transport, plan, shards, start)
+    await asyncio.gather(*(_tell(transport, name, plan) for name in plan.shard_names()[1:]))
+    return plan
+
+
+async def _newest_plan(transport: ActorTransport, plan: PoolPlan) -> PoolPlan:
+    """The newest that a shard knows, in force again. A shard that is away is not asked."""
+    told = await asyncio.gather(*(_tell(transport, name, plan) for name in plan.shard_names()[1:]))
+    unnamed: dict[str, PoolPlan] = {}
+    with suppress(ActorAway, PoolUnavailable, TimeoutError):
+        unnamed = await _unnamed_shards(transport, plan)
+    newest = max((plan, *filter(None, told), *unnamed.values()), key=attrgetter("revision"))
+    if newest.revision == plan.revision:
+        return plan
+    return await _newest_plan(transport, await _call(transport, plan.name, "adopt_plan", newest))
+
+
+async def _change(
+    transport: ActorTransport, plan: PoolPlan, shards: int, start: Callable[[PoolPlan, PoolPlan], Awaitable[None]]
+) -> PoolPlan:
     changed = plan.resharded(shards)
     if plan.nodes:
         added = len(changed.shard_names()) - len(plan.nodes)
         changed = replace(changed, nodes=(*plan.nodes, *plan.nodes[:1] * added))
-    await start(changed)
-    serving = await transport.call(plan.name, "serving", (), {})
-    forgotten = await transport.call(plan.name, "forgotten_subjects", (), {})
-    for name in changed.shard_names()[len(plan.shard_names()) :]:
-        await transport.call(name, "set_policy_version", (serving.policy_version, serving.withdrawn), {})
+    await start(plan, changed)
+    joining = changed.shard_names()[len(plan.shard_names()) :]
+    told = [await _call(transport, name, "adopt_plan", plan) for name in joining]  # one that ran may have an older plan
+    serving = await _call(transport, plan.name, "serving")
+    forgotten = await _call(transport, plan.name, "forgotten_subjects")
+    for name in joining:
+        await _call(transport, name, "set_policy_version", serving.policy_version, serving.withdrawn)
         for policy in serving.channels:
             if policy.adapter:
-                await transport.call(name, "set_adapter", (policy.channel, policy.adapter, policy.version), {})
-        await transport.call(name, "adopt_forgotten", (forgotten,), {})
-    in_force: PoolPlan = await transport.call(plan.name, "adopt_plan", (changed,), {})
-    if in_force.layouts != changed.layouts:
-        raise Conflict(f"the shards of DataPool {plan.name!r} were changed by another command; run it again")
-    await asyncio.gather(*(_tell(transport, name, in_force) for name in in_force.shard_names()[1:]))
-    return in_force
+                await _call(transport, name, "set_adapter", policy.channel, policy.adapter, policy.version)
+        await _call(transport, name, "adopt_forgotten", forgotten)
+    if all(following.layouts == plan.layouts for following in told):
+        in_force: PoolPlan = await _call(transport, plan.name, "adopt_plan", changed)
+        if in_force.layouts == changed.layouts:
+            return in_force
+    raise Conflict(f"the shards of DataPool {plan.name!r} were changed by another command; run it again")
 
 
 class DrainWatch:
@@ -81,21 +110,27 @@ class DrainWatch:
         """Whatever it raises, the next look goes on."""
         plan: PoolPlan = await self._call(self._pool, "plan")
         if plan.draining:
-            if await self._is_drained(plan):
+            if await self._all_follow(plan) and await self._is_drained(plan):
                 await self._call(self._pool, "adopt_plan", plan.drained())
                 self._empty_since, self._left_at = None, self._clock()
-        elif self._left_at is not None and self._clock() >= self._left_at + LEAVE_DELAY:
+        elif self._may_have_left() and await self._all_follow(plan):
             await self._end_left(plan)
+
+    def _may_have_left(self) -> bool:
+        return self._left_at is not None and self._clock() >= self._left_at + LEAVE_DELAY
+
+    async def _all_follow(self, plan: PoolPlan) -> bool:
+        """False if a shard knows a newer plan, which the first one has forgotten. It is in force again."""
+        told = await asyncio.gather(*(self._call(name, "adopt_plan", plan) for name in plan.shard_names()))
+        newest = max(told, key=attrgetter("revision"))
+        if newest.revision > plan.revision:
+            await self._call(self._pool, "adopt_plan", newest)
+        return bool(newest.revision == plan.revision)
 
     async def _end_left(self, plan: PoolPlan) -> None:
         """Shards that the plan does not name, except those that were started for a change that only begins."""
-        await asyncio.gather(*(self._call(name, "adopt_plan", plan) for name in plan.shard_names()))
-        left: list[str] = []
-        with suppress(ActorMissing):
-            for index in count(plan.shards):
-                found: PoolPlan = await self._call(name := f"{plan.name}-{index}", "plan")
-                if found.name == plan.name and found.revision < plan.revision:  # no pool of a similar name
-                    left.append(name)
+        unnamed = await _unnamed_shards(self._transport, plan)
+        left = [name for name, found in unnamed.items() if found.revision < plan.revision]
         if left:
             await self._end(left[::-1])  # the last one first, so that the others are found again
             log.info("DataPool %r has %d shards; ended: %s", plan.name, plan.shards, ", ".join(left))
@@ -103,9 +138,7 @@ class DrainWatch:
 
     async def _is_drained(self, plan: PoolPlan) -> bool:
         """Is it some time ago that the last group of a former layout left?"""
-        names = plan.shard_names()
-        await asyncio.gather(*(self._call(name, "adopt_plan", plan) for name in names))
-        left = await asyncio.gather(*(self._call(name, "undrained") for name in names))
+        left = await asyncio.gather(*(self._call(name, "undrained") for name in plan.shard_names()))
         now = self._clock()
         if any(left):
             self._empty_since = None
@@ -117,13 +150,31 @@ class DrainWatch:
         return now >= self._empty_since + self._grace
 
     async def _call(self, shard: str, method: str, *args: object) -> Any:
-        async with asyncio.timeout(CALL_TIMEOUT):
-            return await self._transport.call(shard, method, args, {})
+        return await _call(self._transport, shard, method, *args)
 
 
-async def _tell(transport: ActorTransport, name: str, plan: PoolPlan) -> None:
-    """A shard that is away is told later: by a client, or by the watch of the first shard."""
+async def _call(transport: ActorTransport, shard: str, method: str, *args: object) -> Any:
+    async with asyncio.timeout(CALL_TIMEOUT):
+        return await transport.call(shard, method, args, {})
+
+
+async def _unnamed_shards(transport: ActorTransport, plan: PoolPlan) -> dict[str, PoolPlan]:
+    """The plans of the shards that run though this plan does not name them."""
+    found: dict[str, PoolPlan] = {}
+    with suppress(ActorMissing):
+        for index in count(len(plan.shard_names())):
+            other: PoolPlan = await _call(transport, name := f"{plan.name}-{index}", "plan")
+            if other.name == plan.name:  # no pool of a similar name
+                found[name] = other
+    return found
+
+
+async def _tell(transport: ActorTransport, name: str, plan: PoolPlan) -> PoolPlan | None:
+    """The plan that the shard follows now. One that is away is told later: by a client, or by the watch of the first
+    shard."""
     try:
-        await transport.call(name, "adopt_plan", (plan,), {})
-    except (ActorAway, PoolUnavailable) as failure:
+        told: PoolPlan = await _call(transport, name, "adopt_plan", plan)
+    except (ActorAway, ActorMissing, PoolUnavailable, TimeoutError) as failure:
         log.warning("shard %s will follow the plan when it is back: %s", name, failure)
+        return None
+    return told

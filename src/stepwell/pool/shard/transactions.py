@@ -142,7 +142,7 @@ class ShardTransactions:
                 "release of the pool; its steps wait meanwhile"
             )
         if revision not in (None, self.plan.revision):
-            raise LayoutDiffers(f"shard {self.name} follows revision {self.plan.revision} of the plan, not {revision}")
+            raise LayoutDiffers(f"shard {self.name} follows {self.plan.routing} of the plan, not revision {revision}")
 
     def check_open(self) -> None:
         if self._refusal is not None:

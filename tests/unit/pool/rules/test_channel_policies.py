@@ -89,8 +89,8 @@ async def test_all_shards_know_the_adapters_also_new_ones() -> None:
     pool = LocalPool(shards=2)
     await pool.set_adapter("east", "east-v3", 3)
 
-    async def start(plan: PoolPlan) -> None:
-        pool.add_shards(plan)
+    async def start(plan: PoolPlan, changed: PoolPlan) -> None:
+        pool.add_shards(plan, changed)
 
     await reshard(pool.transport, await pool.shards.plan(), 3, start)
     known = [service.pool.state.serving.version_of("east") for service in pool.transport.services.values()]
