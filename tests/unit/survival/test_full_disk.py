@@ -8,12 +8,15 @@ import pytest
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import CompleteCall, EndResult, Registration, SubmitVerdict
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 from tests.rig.local_pool import LocalTransport
 
 TOKENS = range(20_000)
@@ -33,10 +36,10 @@ def open_service(
 
 
 async def submit(service: ShardService, n: int) -> SubmitVerdict:
-    (answer,) = await service.answer([Registration(f"t{n}", f"p{n}")])
+    (answer,) = await service.run([Register(Registration(f"t{n}", f"p{n}"))])
     if isinstance(answer, Exception):
         raise answer
-    (verdict,) = await service.submit_steps(pack([make_step(f"t{n}", f"p{n}", uid=f"s{n}", prompt_ids=TOKENS)]))
+    (verdict,) = await asked(service, SubmitSteps(pack([make_step(f"t{n}", f"p{n}", uid=f"s{n}", prompt_ids=TOKENS)])))
     return verdict
 
 
@@ -100,14 +103,14 @@ async def test_a_nearly_full_disk_takes_no_new_data_and_serves_what_is_there(
     journal.close()
     service, journal = open_service(tmp_path / "pool.sqlite", min_free_bytes=2**60)
     with pytest.raises(PoolUnavailable, match=r"takes no new data: .* MiB free.*--min-free-bytes.*Free some space"):
-        await service.submit_steps(pack([make_step("t0", "p0", uid="another")]))
+        await asked(service, SubmitSteps(pack([make_step("t0", "p0", uid="another")])))
     with pytest.raises(PoolUnavailable, match="takes no new data"):
         await submit(service, 1)
     assert (await service.stats()).short_of_disk == 1
     client = PoolClient("data_pool", transport=LocalTransport({"data_pool": service}))
     with pytest.raises(PoolUnavailable, match="data_pool: no new data is taken, .* Free some space"):
         await client.check()
-    assert await service.answer([CompleteCall("t0", "p0", 1.0)]) == [EndResult.COMPLETED]
+    assert await service.run([CompleteTrajectory("t0", "p0", 1.0)]) == [EndResult.COMPLETED]
     leased = await service.fetch_batch(BatchRequest(count=1, channel="train"), 1.0, 60.0, "lease")
     assert leased.columns.trajectory_uids == ["t0"]
     assert await service.ack("lease") is Settlement.DONE

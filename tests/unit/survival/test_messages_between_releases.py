@@ -187,7 +187,7 @@ import pickle, sys
 for name in sys.argv[1:]:
     sys.modules[name] = None  # as if it did not exist
     actor = pickle.load(sys.stdin.buffer)
-    print(actor.__name__, "submit_steps" in vars(actor), actor.__mro__[1:])
+    print(actor.__name__, "run" in vars(actor), actor.__mro__[1:])
 """
 
 
