@@ -5,7 +5,8 @@ with a journal (`--sync full`, then `normal`), to one with a journal in a Postgr
 (again `full`, then `normal`), and to four shards in turn. A step is a trajectory, a group has eight of them. All are
 emptied after each round, outside the measured time. Fetch: 64 groups, 512 steps, under a lease, compared with `ray.put`
 + `ray.get` of that batch, and with a bare actor that holds it and returns it. Compared figures are measured in turns,
-and a ratio is the median over rounds, so that other load on the machine affects all alike.
+and a ratio is the median over rounds, so that other load on the machine affects all alike. Operations: see
+pool_operations.py.
 
     python -m benchmarks.pool
 """
@@ -26,6 +27,7 @@ from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environm
 import numpy as np
 import ray
 
+from benchmarks.pool_operations import measure_operations
 from benchmarks.pool_rules import measure_depths
 from benchmarks.report import report
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
@@ -239,8 +241,8 @@ def print_round(title: str, values: Mapping[str, float], unit: str) -> None:
 
 
 def main() -> None:
-    with start_ray(object_store_memory=STORE):
-        figures = measure_ingest() | measure_fetch()
+    with start_ray(object_store_memory=STORE) as cluster:
+        figures = measure_ingest() | measure_fetch() | measure_operations(cluster.address)
     shallow, deep = measure_depths(DEPTH_ROUNDS)
     figures |= {
         "core_us_per_step_at_1k": round(shallow, 2),
@@ -251,7 +253,7 @@ def main() -> None:
         print(f"{name:>24} {value:>12,}")
     report(
         figures,
-        at_most={"core_1m_of_1k": 1.5},
+        at_most={"core_1m_of_1k": 1.5, "operation_cpu_ms_at_500": 0.2},
         at_least={
             "shard_of_bare": 0.8,
             "journal_of_bare": 0.5,

@@ -185,7 +185,7 @@ async def test_the_reward_of_a_step_waits_until_the_gateway_that_holds_the_step_
 ) -> None:
     await serve(shard, "a", "b")
     reward = RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, step_index=0, gateway="a")
-    rewarding = asyncio.create_task(asked(shard, GiveReward(reward)))
+    rewarding = asyncio.create_task(shard.run_flushed(GiveReward(reward), 30.0))
     assert await shard.flush_requests("b", 30.0) == ["t"]
     await send_step(shard, "s")
     await shard.flushed("b", ["t"])

@@ -12,6 +12,7 @@ from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.curation import ReadAudit
 from stepwell.pool.slices.steps import SubmitSteps
 from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
 from stepwell.steps.columns import pack
@@ -78,7 +79,7 @@ async def test_after_a_failed_commit_nothing_is_answered_from_memory(tmp_path: P
         service.plan(),
         service.serving(),
         service.read([("t1", "p1")]),
-        service.audit(1, None),
+        asked(service, ReadAudit(1)),
     ):
         with pytest.raises(PoolUnavailable, match="restarts from its journal"):
             await call
@@ -90,7 +91,7 @@ async def test_calls_that_share_a_failed_commit_all_fail(tmp_path: Path) -> None
     await submit(service, 0)
     fill_disk(journal, 0)
     steps = [pack([make_step("t0", "p0", uid=f"more-{n}", prompt_ids=range(n + 1, 20_000))]) for n in range(3)]
-    answers = await asyncio.gather(*map(service.submit_steps, steps), return_exceptions=True)
+    answers = await asyncio.gather(*(asked(service, SubmitSteps(each)) for each in steps), return_exceptions=True)
     assert [type(answer) for answer in answers] == [PoolUnavailable] * 3
     journal.store.close()
 

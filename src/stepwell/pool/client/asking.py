@@ -1,7 +1,8 @@
 """Operations travel to the shards that they are about, small ones in messages that they share."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -29,14 +30,16 @@ class AskingClient(ShardClient):
         seconds, by default those of this client."""
         seconds = self.shards.timeout if timeout is None else timeout
         if isinstance(operation, MergedOperation):
-            await self._within(seconds, self.shards.plan())
-            answer = await self.shards.ask_each(lambda name, _: self._within(seconds, self._ask_shard(operation, name)))
+            async with self._limit(seconds):
+                await self.shards.plan()
+            answer = await self.shards.ask_each(lambda name, _: self._ask_shard(operation, name, seconds))
             return cast("R", operation.merge(answer.by_shard, answer.missing))
         if operation.route is Route.FIRST:
-            return await self._within(seconds, self._ask_shard(operation, self.shards.pool))
+            return await self._ask_shard(operation, self.shards.pool, seconds)
         ask = ask_owners if operation.may_ask_all else ask_owner
         try:
-            return await self._within(seconds, ask(self.shards, operation.routed_by, partial(self.ask_at, operation)))
+            async with self._limit(seconds):
+                return await ask(self.shards, operation.routed_by, partial(self.ask_at, operation))
         except FlushNeeded:
             return await ask_owner(self.shards, operation.routed_by, partial(self._ask_flushed, operation))
 
@@ -54,19 +57,21 @@ class AskingClient(ShardClient):
         sender = self._senders.setdefault((shard, plan.revision), BatchSender(send))
         return cast("R", await sender.submit(operation))
 
-    async def _within(self, seconds: float, answer: Awaitable[R]) -> R:
+    @asynccontextmanager
+    async def _limit(self, seconds: float) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(seconds):
-                return await answer
+                yield
         except TimeoutError:
             raise PoolUnavailable(f"DataPool {self.shards.pool!r}: no answer within {seconds:g} s") from None
 
-    async def _ask_shard(self, operation: Operation[R], shard: str) -> R:
-        while True:
-            try:
-                return await self.ask_at(operation, shard, await self.shards.plan())
-            except LayoutDiffers:
-                await self.shards.agree_with(shard)
+    async def _ask_shard(self, operation: Operation[R], shard: str, seconds: float) -> R:
+        async with self._limit(seconds):
+            while True:
+                try:
+                    return await self.ask_at(operation, shard, await self.shards.plan())
+                except LayoutDiffers:
+                    await self.shards.agree_with(shard)
 
     async def _ask_flushed(self, operation: Operation[R], shard: str, plan: PoolPlan) -> R:
         """After other gateways have sent what they hold."""

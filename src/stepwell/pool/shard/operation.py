@@ -60,6 +60,11 @@ class Operation(Generic[R]):
     """If they have not flushed by then, it fails. Otherwise it answers with what is there."""
 
     @property
+    def nbytes(self) -> int:
+        """About what it adds to a message."""
+        return 200
+
+    @property
     def routed_by(self) -> str:
         """The prompt_uid of its group, for Route.GROUP."""
         raise NotImplementedError

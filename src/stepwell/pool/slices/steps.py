@@ -25,6 +25,10 @@ class SubmitSteps(Operation[list[SubmitVerdict]]):
     is_large = True
     wakes = True
 
+    @property
+    def nbytes(self) -> int:
+        return self.steps.added.nbytes + self.steps.logprobs.nbytes + self.steps.mask.nbytes
+
     def run(self, shard: "Shard") -> list[SubmitVerdict]:
         shard.transactions.check_room()
         return shard.pool.ingest.submit(self.steps, channel=self.channel, group_size=self.group_size)
@@ -40,6 +44,10 @@ class SubmitGroups(Operation[list[SubmitVerdict]]):
     route = Route.NAMED
     is_large = True
     wakes = True
+
+    @property
+    def nbytes(self) -> int:
+        return self.steps.added.nbytes + self.steps.logprobs.nbytes + self.steps.mask.nbytes
 
     def run(self, shard: "Shard") -> list[SubmitVerdict]:
         shard.transactions.check_room()
