@@ -17,6 +17,7 @@ from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import GiveReward, SubmitSteps
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
@@ -139,7 +140,7 @@ async def test_later_arrivals_are_refused_and_counted(tmp_path: Path) -> None:
         await shard.forget(ALICE)
         session = rig.session_of(ALICE, "archived")
         for call in (SessionCall("fresh", "new", ALICE), SessionCall(session, "new", "another name")):
-            (answer,) = await shard.run([call])
+            (answer,) = await shard.run([PlaceSession(call)])
             assert isinstance(answer, Forgotten)
         late = [rig.step_of(ALICE, place) for place in PLACES]
         assert await asked(shard, SubmitSteps(pack(late), channel="train")) == [SubmitVerdict.FORGOTTEN] * len(PLACES)
