@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -130,11 +131,12 @@ async def _ask_for(pool: PoolClient, uids: "count[int]", rate: float, seconds: f
 
 
 async def _roll_out(pool: PoolClient, uid: str, waits: list[float]) -> None:
-    for call in (
-        lambda: pool.register_trajectory(Registration(uid, uid)),
-        lambda: pool.knows(uid, uid),
-        lambda: pool.complete_trajectory(uid, uid, 1.0),
-    ):
+    calls: list[Callable[[], Awaitable[object]]] = [
+        partial(pool.register_trajectory, Registration(uid, uid)),
+        partial(pool.knows, uid, uid),
+        partial(pool.complete_trajectory, uid, uid, 1.0),
+    ]
+    for call in calls:
         began = time.perf_counter()
         await call()
         waits.append(time.perf_counter() - began)

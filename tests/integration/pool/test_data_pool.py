@@ -15,6 +15,7 @@ from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import batch_of
 from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.slices.steps import SubmitSteps
 from stepwell.steps.columns import pack
 from tests.builders import make_step, same_step
@@ -80,3 +81,10 @@ async def test_calls_wait_for_a_killed_pool_to_come_back(client: PoolClient, nam
     os.kill(await asyncio.to_thread(pid_of, "data_pool", namespace), signal.SIGKILL)
     await rollout(client, "after", "p", 1.0)
     assert (await client.stats()).channels["train"].ready_groups == 1
+
+
+async def test_a_call_that_an_actor_of_another_release_does_not_have_says_so(
+    client: PoolClient, namespace: str
+) -> None:
+    with pytest.raises(PoolUnavailable, match="data_pool is of another release, which has no unheard_of"):
+        await RayTransport(namespace).call("data_pool", "unheard_of", (), {})

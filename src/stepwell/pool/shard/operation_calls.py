@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.pacing import Pacing
@@ -16,6 +16,12 @@ from stepwell.pool.shard.shard import Shard, ShardCalls
 from stepwell.pool.state.records import Trajectory
 
 log = logging.getLogger("stepwell.pool")
+
+
+OF_0_2 = (
+    "this pool is of release 0.3, and the process that asks is of 0.2: bring it to the release of the pool; its steps "
+    "wait meanwhile"
+)
 
 
 class OperationCalls(ShardCalls):
@@ -45,6 +51,12 @@ class OperationCalls(ShardCalls):
         if self.pool.state.serving is not serving:
             await self.shard.tell_serving()
         return answers
+
+    async def answer(self, *_: object, **__: object) -> NoReturn:
+        """Processes of 0.2 call it, under four names. They keep their steps, and say why."""
+        raise PoolUnavailable(OF_0_2)
+
+    submit_steps = submit_groups = give_reward = answer
 
     async def run_flushed(self, operation: Operation[Any], timeout: float, revision: int | None = None) -> Any:
         """Run an operation as soon as no other living gateway holds steps that it needs."""
