@@ -34,8 +34,11 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.link import RayLink
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array
+from tests.rig.asked import asked
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.fake_engine.faults import Faults
 from tests.rig.gateways import GatewayProcess, free_port, gateway_process
@@ -87,7 +90,7 @@ async def _open(shard: ShardService, count: int, turns: int, name: str) -> None:
     numbers = np.random.default_rng(0)
     for n in range(count):
         uid = f"{name}-{n}-{numbers.integers(2**60):x}"
-        await shard.answer([Registration(uid, uid)])
+        await shard.run([Register(Registration(uid, uid))])
         context = np.empty(0, np.int32)
         for turn in range(turns):
             context = np.concatenate([context, numbers.integers(0, 150_000, PROMPT, dtype=np.int32)])
@@ -101,7 +104,7 @@ async def _open(shard: ShardService, count: int, turns: int, name: str) -> None:
                 prompt_uid=uid,
                 uid=f"{uid}-{turn}",
             )
-            await shard.submit_steps(pack([step]), None, None)
+            await asked(shard, SubmitSteps(pack([step]), None, None))
             context = np.concatenate([context, response])
 
 

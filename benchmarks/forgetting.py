@@ -22,8 +22,11 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 
 MB = 10**6
 MEGABYTES, ROUNDS, SECONDS = 300, 5, 20.0
@@ -44,10 +47,10 @@ class People:
     async def say(self, steps: int = 1) -> None:
         said = []
         for n in (next(self._count) for _ in range(steps)):
-            await self._shard.answer([Registration(f"t{n}", f"p{n}", metadata={"subject": f"u{n % PEOPLE}"})])
+            await self._shard.run([Register(Registration(f"t{n}", f"p{n}", metadata={"subject": f"u{n % PEOPLE}"}))])
             prompt = self._numbers.integers(0, 150_000, TOKENS, dtype=np.int32)
             said.append(make_step(f"t{n}", f"p{n}", uid=f"s{n}", prompt_ids=prompt))
-        await self._shard.submit_steps(pack(said))
+        await asked(self._shard, SubmitSteps(pack(said)))
 
     async def talk(self) -> None:
         """For as long as it is not cancelled."""

@@ -20,16 +20,21 @@ import numpy as np
 from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.producing import CompleteCall, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_backends import journal_backend
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.curation import Curate
+from stepwell.pool.slices.sessions import PlaceSession
+from stepwell.pool.slices.steps import GiveReward, SubmitSteps
+from stepwell.pool.slices.trajectories import CompleteTrajectory
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Json, Step
 from tests.builders import make_step
+from tests.rig.asked import asked
 
 ALICE, BOB = "alice.liddell@example.org", "bob.dodgson@example.org"
 SECRETS = {ALICE: "the-white-rabbit-is-late", BOB: "the-hatter-pours-some-tea"}
@@ -97,17 +102,19 @@ class Conversations:
 
     async def begin(self, user: str, place: str) -> None:
         metadata = {"said": SECRETS[user], **self._metadata.get(user, {})}
-        (answer,) = await self.shard.answer([SessionCall(session_of(user, place), "new", user, metadata=metadata)])
+        (answer,) = await self.shard.run(
+            [PlaceSession(SessionCall(session_of(user, place), "new", user, metadata=metadata))]
+        )
         assert not isinstance(answer, Exception), answer
         began = time.time() - DAY * self._days_ago[user] if user in self._days_ago else 0.0
         broken = step_of(user, place, "2", quarantine=f"broken: {SECRETS[user]}", started_at=began)
-        verdicts = await self.shard.submit_steps(pack([step_of(user, place, started_at=began), broken]))
+        verdicts = await asked(self.shard, SubmitSteps(pack([step_of(user, place, started_at=began), broken])))
         assert verdicts == [SubmitVerdict.ACCEPTED, SubmitVerdict.QUARANTINED]
 
     async def complete(self, user: str, place: str) -> None:
         await self.begin(user, place)
         session = session_of(user, place)
-        await self.shard.answer([CompleteCall(session, session_prompt_uid(session), 1.0)])
+        await self.shard.run([CompleteTrajectory(session, session_prompt_uid(session), 1.0)])
 
     async def train(self, *places: str) -> None:
         """In one batch."""
@@ -124,9 +131,9 @@ async def comment(shard: ShardService, user: str, place: str) -> None:
     session, text = session_of(user, place), SECRETS[user]
     prompt = session_prompt_uid(session)
     late = RewardGiven(trajectory_uid=session, prompt_uid=prompt, value=0.5, source="thumb", notes=text)
-    assert await shard.give_reward(late)
+    assert await asked(shard, GiveReward(late))
     rejected = CurationAction.REJECT
-    await shard.curate(Curation(action=rejected, trajectory_uid=session, prompt_uid=prompt, by="eve", why=text))
+    await asked(shard, Curate(Curation(action=rejected, trajectory_uid=session, prompt_uid=prompt, by="eve", why=text)))
 
 
 async def fill(

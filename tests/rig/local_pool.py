@@ -15,6 +15,7 @@ from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.shards import PART_TIMEOUT
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.steps import SubmitGroups, SubmitSteps
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EasyPool
 
@@ -51,8 +52,10 @@ class LocalTransport:
         if method.startswith(("take", "ack")):
             self.takes.append(method)
         answer = await getattr(self.services[shard], method)(*args, **kwargs)
-        if method in ("submit_steps", "submit_groups"):
-            self.messages.append(len(args[0]))
+        asked = args[0] if method == "run" else []
+        submitted = [operation for operation in asked if isinstance(operation, SubmitSteps | SubmitGroups)]
+        if submitted:
+            self.messages.append(sum(len(operation.steps) for operation in submitted))
             if self.loses_answers:
                 self.loses_answers -= 1
                 raise PoolUnavailable("the answer was lost")

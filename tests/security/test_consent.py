@@ -7,24 +7,27 @@ from typing import Any
 
 from stepwell.pool.api.consent import CONSENT
 from stepwell.pool.api.leasing import BatchRequest
-from stepwell.pool.api.producing import CompleteCall, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.steps import GiveReward, SubmitSteps
+from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
 from stepwell.wire.gateway_api import InitTrajectory
 from tests.builders import EasyPool, make_step
 from tests.rig import forgetting as rig
+from tests.rig.asked import asked
 
 
 async def rollouts(shard: ShardService, **consents: dict[str, Any]) -> None:
     """By trajectory: its consent."""
     for uid, consent in consents.items():
-        (refusal,) = await shard.answer([Registration(uid, uid, metadata={CONSENT: consent})])
+        (refusal,) = await shard.run([Register(Registration(uid, uid, metadata={CONSENT: consent}))])
         assert refusal is None
-        assert await shard.submit_steps(pack([make_step(uid, uid, uid="1")])) == [SubmitVerdict.ACCEPTED]
-        await shard.answer([CompleteCall(uid, uid, 1.0)])
+        assert await asked(shard, SubmitSteps(pack([make_step(uid, uid, uid="1")]))) == [SubmitVerdict.ACCEPTED]
+        await shard.run([CompleteTrajectory(uid, uid, 1.0)])
 
 
 async def taken(shard: ShardService, count: int) -> list[str]:
@@ -67,13 +70,13 @@ async def test_without_consent_to_keeping_it_is_trained_and_gone(tmp_path: Path)
         assert await taken(shard, 2) == ["no", "yes"]
         assert shard.pool.state.history.keys() == {"yes"}
         late = RewardGiven(trajectory_uid="no", prompt_uid="no", value=0.5, notes="well done")
-        assert not await shard.give_reward(late), "it would be in the archive"
+        assert not await asked(shard, GiveReward(late)), "it would be in the archive"
         shard.pool.state.retire_history()
         files.flush()
     assert archived(tmp_path / "archive").keys() == {"yes"}
     with shard_in(tmp_path) as (shard, _):
         assert not shard.pool.state.trajectories
-        assert await shard.submit_steps(pack([make_step("no", "no", uid="2")])) == [SubmitVerdict.FORGOTTEN]
+        assert await asked(shard, SubmitSteps(pack([make_step("no", "no", uid="2")]))) == [SubmitVerdict.FORGOTTEN]
 
 
 def test_what_is_neither_to_be_trained_nor_kept_leaves_when_its_turn_comes() -> None:

@@ -11,13 +11,16 @@ import pytest
 from stepwell.cli import main
 from stepwell.exports.lineage import ArchivedLineage, digest_of
 from stepwell.pool.api.leasing import BatchRequest
-from stepwell.pool.api.producing import CompleteCall, Registration
+from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.digest import batch_digest, lineage_name, trajectory_digests
 from stepwell.steps.step import Exactness, logprobs_array
 from tests.builders import make_step
 from tests.rig import forgetting as rig
+from tests.rig.asked import asked
 from tests.rig.forgetting import ALICE, BOB
 from tests.security.test_forgotten_bytes import opened
 
@@ -25,7 +28,7 @@ from tests.security.test_forgotten_bytes import opened
 async def roll_out(shard: ShardService, prompt: str, rewards: list[float]) -> None:
     for n, reward in enumerate(rewards):
         uid = f"{prompt}-{n}"
-        await shard.answer([Registration(uid, prompt, group_size=len(rewards))])
+        await shard.run([Register(Registration(uid, prompt, group_size=len(rewards)))])
         steps = [
             make_step(
                 uid,
@@ -40,8 +43,8 @@ async def roll_out(shard: ShardService, prompt: str, rewards: list[float]) -> No
             )
             for turn in range(3)
         ]
-        await shard.submit_steps(pack(steps))
-        await shard.answer([CompleteCall(uid, prompt, reward)])
+        await asked(shard, SubmitSteps(pack(steps)))
+        await shard.run([CompleteTrajectory(uid, prompt, reward)])
 
 
 async def train(shard: ShardService, batch: str, count: int = 1) -> str:

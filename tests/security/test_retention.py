@@ -20,6 +20,9 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.retention_watch import RetentionWatch
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.sessions import PlaceSession
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import Register
 from stepwell.pool.state.tombstones import AGE
 from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import pack
@@ -28,6 +31,7 @@ from stepwell.steps.parquet import ParquetReader, ParquetWriter
 from stepwell.up.command_forget import forget_kept_back, forget_overdue
 from tests.builders import make_step
 from tests.rig import forgetting as rig
+from tests.rig.asked import asked
 from tests.rig.forgetting import ALICE, BOB, PLACES
 from tests.rig.local_pool import LocalPool, LocalTransport
 
@@ -172,8 +176,8 @@ async def test_after_the_pool_was_off_a_person_decides(tmp_path: Path, caplog: p
         before = held(shard)
     clock.ahead = 60 * DAY
     with opened(state, archive, KEPT_30_DAYS, clock.wall, clock.monotonic) as (shard, _):
-        await shard.answer([Registration("later", "later")])
-        await shard.submit_steps(pack([make_step("later", "later", uid="1", started_at=clock.wall())]))
+        await shard.run([Register(Registration("later", "later"))])
+        await asked(shard, SubmitSteps(pack([make_step("later", "later", uid="1", started_at=clock.wall())])))
         await until_run(shard)
         assert held(shard) == before | {"later"}
         pool = PoolClient("data_pool", transport=LocalTransport({"data_pool": shard}))
@@ -193,7 +197,7 @@ async def test_after_the_pool_was_off_a_person_decides(tmp_path: Path, caplog: p
 async def test_a_trajectory_can_be_opened_with_a_shorter_retention(tmp_path: Path) -> None:
     state, archive, clock = tmp_path / "state", tmp_path / "archive", Clock()
     with opened(state, archive, rig.PLAN, clock.wall, clock.monotonic) as (shard, files):
-        await shard.answer([Registration("first", "first", metadata={RETENTION: 10 * DAY})])
+        await shard.run([Register(Registration("first", "first", metadata={RETENTION: 10 * DAY}))])
         await until_run(shard)
         await rig.fill(shard, files, days_ago={ALICE: 0, BOB: 0}, metadata={ALICE: {RETENTION: DAY}})
         clock.ran = 2 * DAY
@@ -210,10 +214,10 @@ async def test_a_session_goes_on_after_its_old_part_is_removed(tmp_path: Path) -
         await rig.fill(shard, files, days_ago={ALICE: 40, BOB: 20})
         await shard.forget_overdue(30 * DAY)
         session = rig.session_of(ALICE, "open")
-        (place,) = await shard.answer([SessionCall(session, "new", ALICE)])
+        (place,) = await shard.run([PlaceSession(SessionCall(session, "new", ALICE))])
         assert isinstance(place, SessionPlace)
         step = make_step(place.trajectory_uid, session_prompt_uid(session), uid="9")
-        assert await shard.submit_steps(pack([step])) == [SubmitVerdict.ACCEPTED]
+        assert await asked(shard, SubmitSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
 
 
 async def test_a_run_that_finds_nothing_does_not_write_the_journal_again(tmp_path: Path) -> None:

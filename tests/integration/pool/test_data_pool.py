@@ -15,6 +15,8 @@ from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import batch_of
 from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.shard.ray_transport import RayTransport
+from stepwell.pool.slices.steps import SubmitSteps
 from stepwell.steps.columns import pack
 from tests.builders import make_step, same_step
 from tests.integration.pool.conftest import started
@@ -36,7 +38,7 @@ async def rollout(client: PoolClient, uid: str, prompt: str, reward: float) -> N
 def test_get_actor_finds_it_by_name_and_its_methods_work(client: PoolClient, namespace: str) -> None:
     pool = ray.get_actor("data_pool", namespace)
     step = make_step(step_index=0, is_last=True, reward=1.0, metadata={"source": "test"})
-    assert ray.get(pool.submit_steps.remote(pack([step]), "train")) == ["accepted"]
+    assert ray.get(pool.run.remote([SubmitSteps(pack([step]), "train")])) == [["accepted"]]
     batch = batch_of(ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))))
     assert len(batch) == 1
     assert same_step(batch.groups()[0][0][0], replace(step, trajectory_return=1.0, reward_of="step"))
@@ -79,3 +81,10 @@ async def test_calls_wait_for_a_killed_pool_to_come_back(client: PoolClient, nam
     os.kill(await asyncio.to_thread(pid_of, "data_pool", namespace), signal.SIGKILL)
     await rollout(client, "after", "p", 1.0)
     assert (await client.stats()).channels["train"].ready_groups == 1
+
+
+async def test_a_call_that_an_actor_of_another_release_does_not_have_says_so(
+    client: PoolClient, namespace: str
+) -> None:
+    with pytest.raises(PoolUnavailable, match="data_pool is of another release, which has no unheard_of"):
+        await RayTransport(namespace).call("data_pool", "unheard_of", (), {})

@@ -11,12 +11,15 @@ from pathlib import Path
 
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import CompleteCall, Registration, RewardGiven
+from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.steps import GiveReward, SubmitSteps
+from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 
 GROUPS_PER_FILE = 5
 LOG_PAGES = 20
@@ -37,13 +40,13 @@ async def main(folder: Path) -> None:
     service = ShardService(PoolPlan(min_free_bytes=0), "data_pool", journal=journal, archive=archive)
     for number in count():
         uid, prompt = f"t{number}", f"p{number}"
-        await service.answer([Registration(uid, prompt)])
-        await service.submit_steps(pack([make_step(uid, prompt, uid=f"s{number}")]))
-        await service.answer([CompleteCall(uid, prompt, 1.0)])
+        await service.run([Register(Registration(uid, prompt))])
+        await asked(service, SubmitSteps(pack([make_step(uid, prompt, uid=f"s{number}")])))
+        await service.run([CompleteTrajectory(uid, prompt, 1.0)])
         await service.fetch_batch(BatchRequest(count=1, channel="train"))
         sys.stdout.write(f"group {uid}\n")
         sys.stdout.flush()
-        assert await service.give_reward(RewardGiven(trajectory_uid=uid, prompt_uid=prompt, value=0.5))
+        assert await asked(service, GiveReward(RewardGiven(trajectory_uid=uid, prompt_uid=prompt, value=0.5)))
         sys.stdout.write(f"reward {uid}\n")
         sys.stdout.flush()
 

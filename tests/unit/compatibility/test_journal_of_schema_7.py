@@ -13,8 +13,10 @@ from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal, read_header
+from stepwell.pool.slices.steps import SubmitSteps
 from stepwell.steps.columns import pack, unpack
 from tests.builders import make_step
+from tests.rig.asked import asked
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "journal-7" / "journal.sqlite.gz"
 WRITTEN_AT = 1_790_000_000.0
@@ -66,7 +68,7 @@ async def test_its_lease_and_deadline_have_the_time_that_was_left(service: Shard
     assert await service.ack("lease-of-leased") is Settlement.DONE
     clock.now = DEADLINE - 1
     step = make_step("open", "p-open", uid="open-1", started_at=WRITTEN_AT + 1)
-    assert await service.submit_steps(pack([step])) == [SubmitVerdict.ACCEPTED]
+    assert await asked(service, SubmitSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
     clock.now = DEADLINE + 1
     assert (await service.stats()).unfinished == 1
 

@@ -14,13 +14,16 @@ from fsspec.implementations.local import LocalFileSystem
 
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import CompleteCall, Registration, SubmitVerdict
+from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
 from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_TRAJECTORY
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 
 T = TypeVar("T")
 
@@ -95,9 +98,9 @@ async def in_time(call: Awaitable[T]) -> T:
 async def train(service: ShardService, *uids: str) -> None:
     """One group after the other is sent, taken and acknowledged."""
     for uid in uids:
-        await in_time(service.answer([Registration(uid, uid)]))
-        assert await in_time(service.submit_steps(pack([make_step(uid, uid)]))) == [SubmitVerdict.ACCEPTED]
-        await in_time(service.answer([CompleteCall(uid, uid, 1.0)]))
+        await in_time(service.run([Register(Registration(uid, uid))]))
+        assert await in_time(asked(service, SubmitSteps(pack([make_step(uid, uid)])))) == [SubmitVerdict.ACCEPTED]
+        await in_time(service.run([CompleteTrajectory(uid, uid, 1.0)]))
         await in_time(service.fetch_batch(BatchRequest(count=1, channel="train")))
 
 

@@ -8,20 +8,21 @@ import pytest
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import (
-    CompleteCall,
     EndResult,
     FlushNeeded,
-    KnowsCall,
     Registration,
     RewardGiven,
 )
 from stepwell.pool.shard.gateway_roster import HEARTBEAT, LONGEST_RETURN
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.steps import GiveReward, SubmitSteps
+from stepwell.pool.slices.trajectories import ChannelIfOpen, CompleteTrajectory, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 
-COMPLETION = CompleteCall("t", "p", 1.0, gateway="a")
+COMPLETION = CompleteTrajectory("t", "p", 1.0, gateway="a")
 
 
 class Clock:
@@ -43,26 +44,26 @@ def shard(clock: Clock) -> ShardService:
 
 async def serve(shard: ShardService, *gateways: str) -> None:
     """The first gateway opens a trajectory, and each of the others gets a call of it."""
-    await shard.answer([Registration("t", "p", gateway=gateways[0])])
+    await shard.run([Register(Registration("t", "p", gateway=gateways[0]))])
     for gateway in gateways[1:]:
-        assert await shard.answer([KnowsCall("t", "p", gateway)]) == ["train"]
+        assert await shard.run([ChannelIfOpen("t", "p", gateway)]) == ["train"]
 
 
 async def send_step(shard: ShardService, uid: str) -> None:
-    await shard.submit_steps(pack([make_step(uid=uid)]))
+    await asked(shard, SubmitSteps(pack([make_step(uid=uid)])))
 
 
 async def test_a_trajectory_of_one_gateway_is_completed_at_once(shard: ShardService) -> None:
     await serve(shard, "a")
     await send_step(shard, "s")
-    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
+    assert await shard.run([COMPLETION]) == [EndResult.COMPLETED]
 
 
 async def test_a_completion_waits_until_the_other_gateways_have_sent_what_they_hold(shard: ShardService) -> None:
     await serve(shard, "a", "b", "c")
-    (answer,) = await shard.answer([COMPLETION])
+    (answer,) = await shard.run([COMPLETION])
     assert isinstance(answer, FlushNeeded)
-    completing = asyncio.create_task(shard.complete_flushed(COMPLETION, 30.0))
+    completing = asyncio.create_task(shard.run_flushed(COMPLETION, 30.0))
     for gateway in ("b", "c"):
         assert await shard.flush_requests(gateway, 30.0) == ["t"]
         await send_step(shard, gateway)
@@ -84,13 +85,13 @@ async def test_a_gateway_that_is_dead_is_not_waited_for(shard: ShardService, clo
     await serve(shard, "a", "b")
     await send_step(shard, "s")
     await pass_time(shard, clock, HEARTBEAT + 1)
-    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
+    assert await shard.run([COMPLETION]) == [EndResult.COMPLETED]
 
 
 async def test_a_gateway_that_dies_meanwhile_is_not_waited_for(shard: ShardService, clock: Clock) -> None:
     await serve(shard, "a", "b")
     await send_step(shard, "s")
-    completing = asyncio.create_task(shard.complete_flushed(COMPLETION, 30.0))
+    completing = asyncio.create_task(shard.run_flushed(COMPLETION, 30.0))
     assert await shard.flush_requests("b", 30.0) == ["t"]
     await pass_time(shard, clock, HEARTBEAT + 1)
     assert await completing is EndResult.COMPLETED
@@ -105,9 +106,9 @@ async def test_a_gateway_that_could_not_ask_the_shard_may_hold_steps_of_any_traj
     await pass_time(shard, clock, 3.0)
     if is_back_first:
         assert await shard.flush_requests("b", 0.0) == []
-    (answer,) = await shard.answer([COMPLETION])
+    (answer,) = await shard.run([COMPLETION])
     assert isinstance(answer, FlushNeeded)
-    completing = asyncio.create_task(shard.complete_flushed(COMPLETION, 30.0))
+    completing = asyncio.create_task(shard.run_flushed(COMPLETION, 30.0))
     await asyncio.sleep(0)
     assert await shard.flush_requests("b", 30.0) == ["t"]
     await send_step(shard, "answered unchecked")
@@ -124,17 +125,17 @@ async def test_a_shard_that_was_cut_off_takes_no_gateway_for_dead_before_it_coul
     await send_step(shard, "s")
     clock.now += silence
     await pass_time(shard, clock, waits - 1)
-    (answer,) = await shard.answer([COMPLETION])
+    (answer,) = await shard.run([COMPLETION])
     assert isinstance(answer, FlushNeeded)
     await pass_time(shard, clock, 4)
-    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
+    assert await shard.run([COMPLETION]) == [EndResult.COMPLETED]
 
 
 async def test_a_gateway_that_ends_in_order_is_not_waited_for(shard: ShardService) -> None:
     await serve(shard, "a", "b")
     await send_step(shard, "s")
     await shard.leave("b")
-    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
+    assert await shard.run([COMPLETION]) == [EndResult.COMPLETED]
 
 
 async def test_a_living_gateway_that_does_not_flush_delays_the_completion_and_is_asked_again(
@@ -142,7 +143,7 @@ async def test_a_living_gateway_that_does_not_flush_delays_the_completion_and_is
 ) -> None:
     await serve(shard, "a", "b")
     with pytest.raises(PoolUnavailable, match="1 gateways have not sent their steps of trajectory t"):
-        await shard.complete_flushed(COMPLETION, 0.05)
+        await shard.run_flushed(COMPLETION, 0.05)
     assert not shard.pool.state.trajectories["t"].completed
     assert await shard.flush_requests("b", 30.0) == ["t"]
 
@@ -156,11 +157,11 @@ async def test_after_a_restart_all_gateways_are_asked(tmp_path: Path, clock: Clo
     await serve(shard, "a", "b")
     journal.close()
     shard, journal = started()
-    (answer,) = await shard.answer([COMPLETION])
+    (answer,) = await shard.run([COMPLETION])
     assert isinstance(answer, FlushNeeded)
     await send_step(shard, "s")
     await shard.flushed("b", ["t"])
-    assert await shard.answer([COMPLETION]) == [EndResult.COMPLETED]
+    assert await shard.run([COMPLETION]) == [EndResult.COMPLETED]
     journal.close()
 
 
@@ -174,7 +175,7 @@ async def test_after_a_restart_a_gateway_is_asked_that_had_only_listened(tmp_pat
     await serve(shard, "a")
     journal.close()
     shard, journal = started()
-    (answer,) = await shard.answer([COMPLETION])
+    (answer,) = await shard.run([COMPLETION])
     assert isinstance(answer, FlushNeeded)
     journal.close()
 
@@ -184,7 +185,7 @@ async def test_the_reward_of_a_step_waits_until_the_gateway_that_holds_the_step_
 ) -> None:
     await serve(shard, "a", "b")
     reward = RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, step_index=0, gateway="a")
-    rewarding = asyncio.create_task(shard.give_reward(reward))
+    rewarding = asyncio.create_task(shard.run_flushed(GiveReward(reward), 30.0))
     assert await shard.flush_requests("b", 30.0) == ["t"]
     await send_step(shard, "s")
     await shard.flushed("b", ["t"])
@@ -195,7 +196,7 @@ async def test_the_reward_of_a_step_waits_until_the_gateway_that_holds_the_step_
 
 async def test_the_reward_of_a_trajectory_waits_for_no_gateway(shard: ShardService) -> None:
     await serve(shard, "a", "b")
-    assert await shard.give_reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, gateway="a"))
+    assert await asked(shard, GiveReward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, gateway="a")))
 
 
 async def test_a_shard_without_its_journal_refuses_what_gateways_tell_it() -> None:

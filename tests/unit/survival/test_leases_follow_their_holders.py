@@ -12,15 +12,18 @@ import pytest
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
 from stepwell.pool.api.leasing import DECISION, BatchRequest, Settlement, new_batch_uid, part_lease_uid
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import CompleteCall, EndResult, Registration, SubmitVerdict
+from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 from tests.rig.local_pool import LocalPool, LocalTransport
 from tests.rig.waiting import until
 
@@ -320,9 +323,9 @@ class PreparedBatch:
     async def prepare(self) -> None:
         request = BatchRequest(count=1, channel="train")
         for shard, part in zip((self.coordinator, self.other), self.parts, strict=True):
-            await shard.answer([Registration(part, part)])
-            await shard.submit_steps(pack([make_step(part, part, uid=part)]))
-            await shard.answer([CompleteCall(part, part, 1.0)])
+            await shard.run([Register(Registration(part, part))])
+            await asked(shard, SubmitSteps(pack([make_step(part, part, uid=part)])))
+            await shard.run([CompleteTrajectory(part, part, 1.0)])
             assert await shard.take(request, LEASE, part) is not None
             await shard.renew([part, self.decision])
 

@@ -9,8 +9,11 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 
 pytest.importorskip("psycopg")
 
@@ -31,8 +34,8 @@ class DatabaseShard:
         )
 
     async def submit(self, n: int) -> SubmitVerdict:
-        await self.service.answer([Registration(f"t{n}", f"p{n}")])
-        (verdict,) = await self.service.submit_steps(pack([make_step(f"t{n}", f"p{n}", uid=f"s{n}")]))
+        await self.service.run([Register(Registration(f"t{n}", f"p{n}"))])
+        (verdict,) = await asked(self.service, SubmitSteps(pack([make_step(f"t{n}", f"p{n}", uid=f"s{n}")])))
         return verdict
 
     def _end(self) -> None:

@@ -182,12 +182,19 @@ async def test_a_client_of_a_pool_without_a_uid_goes_on_with_the_upgraded_pool_a
         await shard.leave("gateway")
 
 
+@pytest.mark.parametrize("call", ["answer", "submit_steps", "submit_groups", "give_reward"])
+async def test_a_gateway_of_the_release_before_operations_keeps_its_steps_and_says_why(call: str) -> None:
+    shard = ShardService(PoolPlan(), "data_pool")
+    with pytest.raises(PoolUnavailable, match="is of 0.2: bring it to the release of the pool; its steps wait"):
+        await getattr(shard, call)([], revision=1)
+
+
 LOADING = """
 import pickle, sys
 for name in sys.argv[1:]:
     sys.modules[name] = None  # as if it did not exist
     actor = pickle.load(sys.stdin.buffer)
-    print(actor.__name__, "submit_steps" in vars(actor), actor.__mro__[1:])
+    print(actor.__name__, "run" in vars(actor), actor.__mro__[1:])
 """
 
 

@@ -14,15 +14,18 @@ from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTraj
 from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.producing import EndResult, KnowsCall, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout, LayoutDiffers
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.steps import SubmitGroups, SubmitSteps
+from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_group, make_step
+from tests.rig.asked import asked
 from tests.rig.local_pool import LocalPool, LocalTransport
 from tests.rig.waiting import until
 
@@ -63,7 +66,7 @@ class HoldingTransport(LocalTransport):
         """The shards whose calls wait."""
 
     async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if method in ("answer", "turns", "step_extras") and not self.go.is_set():
+        if method == "run" and not self.go.is_set():
             self.asked.add(shard)
             await self.go.wait()
         return await super().call(shard, method, args, kwargs)
@@ -229,7 +232,7 @@ async def test_a_process_of_a_release_without_revisions_keeps_its_steps() -> Non
     await pool.register_trajectory(Registration("t", "p0"))
     await change(pool, 3)
     service = pool.transport.services[await pool.shards.owner("p0")]
-    for call in (service.answer([KnowsCall("t", "p0")]), service.submit_steps(pack([make_step("t", "p0")]))):
+    for call in (service.run([ChannelIfOpen("t", "p0")]), asked(service, SubmitSteps(pack([make_step("t", "p0")])))):
         with pytest.raises(PoolUnavailable, match="bring it to the release of the pool"):
             await call
 
@@ -301,7 +304,7 @@ async def test_a_shard_that_leaves_first_archives_all_that_it_has(tmp_path: Path
     plan = PoolPlan(shards=2, limits=Limits(history_size=5), min_free_bytes=0, revision=1)
     shard = ShardService(plan, "data_pool-1", journal=journal, archive=archive)
     prompt = next(p for p in PROMPTS if Layout(1, 2).owner(p) == 1)
-    await shard.submit_groups(pack(make_group(prompt, 1)[0]), make_group(prompt, 1)[1], 1)
+    await asked(shard, SubmitGroups(pack(make_group(prompt, 1)[0]), make_group(prompt, 1)[1]), 1)
     await shard.fetch_batch(BatchRequest(count=1, channel="train"), lease=None)
     await shard.adopt_plan(plan.resharded(1))
     assert await shard.undrained() == 1
@@ -357,14 +360,14 @@ async def test_a_shard_that_restarts_during_a_change_goes_on_with_it(tmp_path: P
         return journal, ShardService(plan, "data_pool-1", journal=journal)
 
     journal, shard = opened()
-    await shard.answer([Registration("t", moved, group_size=2)], 1)
+    await shard.run([Register(Registration("t", moved, group_size=2))], 1)
     await shard.adopt_plan(plan.resharded(6))
     journal.close()
     journal, shard = opened()
     assert (await shard.plan()).layouts == (Layout(1, 2), Layout(2, 6))
     assert await shard.undrained() == 1
-    assert await shard.answer([Registration("u", moved, group_size=2)], 2) == [None]
-    (refused,) = await shard.answer([Registration("v", moved, group_size=2)], 2)
+    assert await shard.run([Register(Registration("u", moved, group_size=2))], 2) == [None]
+    (refused,) = await shard.run([Register(Registration("v", moved, group_size=2))], 2)
     assert isinstance(refused, PoolUnavailable)
     journal.close()
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepwell.common.message_format import message
-from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.step import IntArray, JsonObject
 
@@ -112,50 +111,15 @@ SCRUB_SPOOL = "@scrub-spool"
 """Among the trajectories that a gateway is asked to flush: it sends all that it holds, and then removes from its
 spool's file what is left there of deleted steps."""
 
-TURN_WAIT = 0.5
-"""Seconds that a call which continues a conversation waits for the step that another gateway holds."""
-
 
 class FlushNeeded(Exception):
-    """Why a trajectory is not completed yet: another gateway may hold steps of it, and is asked for them."""
+    """Another gateway may hold steps of a trajectory, and must send them first."""
 
-
-@message
-@dataclass(frozen=True, slots=True)
-class KnowsCall(TrajectoryRef):
-    """Is this trajectory registered, and not closed yet? The answer is its channel, or None."""
-
-    gateway: str = ""
-    """The gateway that serves the trajectory from now on."""
-    is_ended_too: bool = False
-    """Answer with the channel also if the trajectory has ended, as long as the pool holds it."""
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class MoveCall(TrajectoryRef):
-    """An open trajectory without steps joins another group. The answer is a Registration, by which the shard of that
-    group has it."""
-
-    to_prompt_uid: str
-
-
-@message
-class AbortCall(TrajectoryRef):
-    """The answer is an EndResult."""
-
-
-@message
-@dataclass(frozen=True, slots=True)
-class CompleteCall(TrajectoryRef):
-    """The answer is an EndResult."""
-
-    reward: float | None
-    failure: str = ""
-    """How the policy failed; empty if it did not."""
-    gateway: str = ""
-    """The gateway that sends the call, which has flushed the trajectory. Without a name, as from a gateway of an older
-    release, the others are not waited for."""
+    def __init__(self, trajectory_uid: str, gateway: str) -> None:
+        """`gateway` is the one that asks."""
+        super().__init__(trajectory_uid, gateway)
+        self.trajectory_uid = trajectory_uid
+        self.gateway = gateway
 
 
 @message
@@ -168,8 +132,3 @@ class RecordedTurn:
     """Of its prompt and its response."""
     finish_reason: str | None
     lineage: JsonObject
-
-
-ProducerCall = KnowsCall | Registration | CompleteCall | MoveCall | AbortCall | SessionCall
-"""What every rollout calls. These calls share messages."""
-ProducerAnswer = str | EndResult | SessionPlace | Registration | None

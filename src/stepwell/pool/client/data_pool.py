@@ -67,7 +67,7 @@ REPORT_WAIT = 5.0
 """Seconds in which gateways must have seen a new version of an engine; they look twice a second. Without any answer in
 this time, versions are not checked."""
 REPORT_PAUSE = 0.1
-NO_REPORTS = (PoolUnavailable, ActorFailed, AttributeError)
+NO_REPORTS = (PoolUnavailable, ActorFailed)
 """The first shard is away, or of an older release."""
 DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""

@@ -17,6 +17,7 @@ import uvloop
 
 from stepwell.errors import RayRefused, RayUnreachable, StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing
+from stepwell.pool.client.gathering import GatheringTransport
 from stepwell.pool.client.link_messages import (
     BUFFER,
     NO_CALL,
@@ -48,7 +49,7 @@ class LinkServer:
         self._address = address
         self._namespace = namespace
         self._state = STARTING
-        self._transport = RayTransport(namespace)
+        self._transport = GatheringTransport(RayTransport(namespace))
         self._answering: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         """One for each process that is connected."""

@@ -16,8 +16,9 @@ from stepwell.pool.api.policy import (
 )
 from stepwell.pool.api.producing import TRAIN
 from stepwell.pool.api.serving_state import ChannelPolicy, Serving
-from stepwell.pool.client.shards import ShardClient
+from stepwell.pool.client.asking import AskingClient
 from stepwell.pool.client.watching import WATCH_TIMEOUT
+from stepwell.pool.slices.serving import PauseChannel
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.service import ShardService
@@ -28,7 +29,7 @@ FROM_NOW_ON = ""
 """The cursor of a shard that did not answer when the first ones were given."""
 
 
-class PolicyClient(ShardClient):
+class PolicyClient(AskingClient):
     async def canary(self) -> Canary | None:
         """The newer version that a share of the sessions gets, as the pool knows it now."""
         return (await self.newest_serving()).canary
@@ -50,7 +51,7 @@ class PolicyClient(ShardClient):
         await self.shards.at(first).set_adapter(channel, adapter, version)
 
     async def pause_channel(self, channel: str, *, paused: bool) -> None:
-        await self.shards.at(self.shards.pool).pause_channel(channel, paused)
+        await self.ask(PauseChannel(channel, paused))
 
     async def decisions(self) -> list[PolicyDecision]:
         """The last ones about versions of the policy, the oldest first."""

@@ -5,17 +5,15 @@ A shard that does not answer is named, and the answer comes without it: a watche
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
-from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.preview import BatchPreview
 from stepwell.pool.api.series import TimeSeries, merge_chunks
 from stepwell.pool.api.watching import Changes, ChangesPage, Cursor, TrajectorySnapshot
-from stepwell.pool.client.group_routing import ask_owner
+from stepwell.pool.client.asking import AskingClient
 from stepwell.pool.client.previewing import preview_batch
-from stepwell.pool.client.shards import ShardClient
+from stepwell.pool.slices.curation import Curate, ReadAudit
 from stepwell.steps.columns import Columns, cut, pack, stack
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ WATCH_TIMEOUT = 10.0
 """Seconds that a question waits if no shard answers. A shard that was killed is back after about three."""
 
 
-class WatchClient(ShardClient):
+class WatchClient(AskingClient):
     """The part of PoolReader that is more than one merged answer."""
 
     async def series(self, *, seconds: float) -> TimeSeries:
@@ -73,12 +71,7 @@ class WatchClient(ShardClient):
         return stack(found) if found else pack([])
 
     async def curate(self, curation: Curation) -> CurationOutcome:
-        async def curate(shard: str, plan: PoolPlan) -> CurationOutcome:
-            return await self.shards.at(shard).curate(curation, **plan.stamp)
-
-        return await ask_owner(self.shards, curation.prompt_uid, curate)
+        return await self.ask(Curate(curation))
 
     async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> AuditPage:
-        answer = await self.shards.ask_each(lambda _, shard: shard.audit(limit, trajectory_uid), timeout=WATCH_TIMEOUT)
-        entries = [entry for part in answer.parts for entry in part]
-        return AuditPage(sorted(entries, key=attrgetter("at"), reverse=True)[:limit], answer.missing)
+        return await self.ask(ReadAudit(limit, trajectory_uid), timeout=WATCH_TIMEOUT)

@@ -22,7 +22,7 @@ from stepwell.pool.api.leasing import (
 from stepwell.pool.api.preview import ShardPreview
 from stepwell.pool.rules.heartbeats import LeaseHeartbeats
 from stepwell.pool.shard.lease_watch import LeaseWatch
-from stepwell.pool.shard.transactions import ShardCalls, ShardTransactions
+from stepwell.pool.shard.shard import Shard, ShardCalls
 
 log = logging.getLogger("stepwell.pool")
 
@@ -32,8 +32,9 @@ UNIFORM = "nothing can be learned from them; do the agents send a fixed seed, or
 
 
 class ConsumerCalls(ShardCalls):
-    def __init__(self, transactions: ShardTransactions) -> None:
-        super().__init__(transactions)
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard)
+        transactions = shard.transactions
         self._heartbeats = LeaseHeartbeats(self.pool.state, transactions.heartbeat_timeout)
         self._lease_watch = LeaseWatch(self._heartbeats, transactions.heartbeat_timeout, self._end_silent)
         transactions.before_commit.append(self._watch_leases)

@@ -6,19 +6,19 @@ from uuid import uuid4
 from stepwell.pool.api.forgetting import ForgottenSubject, Overdue, ShardReceipt
 from stepwell.pool.api.producing import SCRUB_SPOOL
 from stepwell.pool.shard.forgetting import Forgetting
-from stepwell.pool.shard.producer_calls import ProducerCalls
+from stepwell.pool.shard.operation_calls import OperationCalls
 from stepwell.pool.shard.retention_watch import RetentionWatch
-from stepwell.pool.shard.transactions import ShardTransactions
+from stepwell.pool.shard.shard import Shard
 
 
-class ForgetCalls(ProducerCalls):
-    def __init__(self, transactions: ShardTransactions) -> None:
-        super().__init__(transactions)
-        self.forgetting = Forgetting(transactions, self._gateways)
+class ForgetCalls(OperationCalls):
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard)
+        self.forgetting = Forgetting(shard.transactions, shard.gateways)
         self._renew_watch_epoch()
         self.forgetting.on_removed = self._renew_watch_epoch
         self.retention_watch = RetentionWatch(self._remove_overdue)
-        transactions.before_commit.extend((self.forgetting.resume, self._watch_retention))
+        shard.transactions.before_commit.extend((self.forgetting.resume, self._watch_retention))
 
     async def forget(self, subject: str, also: Sequence[str] = ()) -> ShardReceipt:
         """Remove everything of a subject, for good. Returns when it is done; asked again, it says what it did."""

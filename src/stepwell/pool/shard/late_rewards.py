@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepwell.pool.api.curation import BY_A_PERSON, Curation
 from stepwell.pool.api.producing import RewardGiven
 
 if TYPE_CHECKING:
@@ -24,18 +23,6 @@ class LateReward(RewardGiven):
     """Higher than that of every earlier reward of the trajectory and its steps."""
     at: float
     """Wall-clock seconds."""
-
-
-def reward_of_relabel(relabel: Curation) -> RewardGiven:
-    """The reward in a person's relabel of a trajectory that is gone."""
-    assert relabel.reward is not None, "a relabel has a reward"
-    return RewardGiven(
-        trajectory_uid=relabel.trajectory_uid,
-        prompt_uid=relabel.prompt_uid,
-        value=relabel.reward,
-        source=BY_A_PERSON + relabel.by,
-        notes=relabel.why,
-    )
 
 
 def late_rewards_table(rewards: Sequence[LateReward]) -> "pyarrow.Table":

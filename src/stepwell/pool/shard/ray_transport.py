@@ -6,7 +6,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 from stepwell.common.async_calls import ignore_failure
-from stepwell.errors import StepwellError
+from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing
 
 if TYPE_CHECKING:
@@ -30,8 +30,13 @@ class RayTransport:
         from ray.exceptions import RayActorError, RayTaskError  # see ray_cluster.py
 
         handle = self._handles.get(actor) or await self._find(actor)
+        call = getattr(handle, method, None)
+        if call is None:
+            raise PoolUnavailable(
+                f"{actor} is of another release, which has no {method}: bring both to the same release"
+            )
         try:
-            return await getattr(handle, method).remote(*args, **kwargs)
+            return await call.remote(*args, **kwargs)
         except RayActorError as failure:
             self._handles.pop(actor, None)
             raise ActorAway(type(failure).__name__) from None

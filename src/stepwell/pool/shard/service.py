@@ -11,9 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from uuid import uuid4
 
-from stepwell.pool.api.curation import AuditEntry, Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement, decision_of
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, ShardRewards
@@ -27,8 +25,8 @@ from stepwell.pool.shard.consumer_calls import ConsumerCalls
 from stepwell.pool.shard.engine_reports import EngineReports
 from stepwell.pool.shard.forget_calls import ForgetCalls
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.late_rewards import reward_of_relabel
 from stepwell.pool.shard.lease_watch import HEARTBEAT_TIMEOUT
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.transactions import ShardTransactions
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import Step
@@ -85,11 +83,9 @@ class ShardService(ForgetCalls, ConsumerCalls):
             on_journal_failure=on_journal_failure,
             ask_decision=ask_decision,
         )
-        super().__init__(transactions)
+        super().__init__(Shard(transactions))
         transactions.before_commit.append(self._note_unscored)
         self._archive = archive
-        self._epoch = uuid4().hex
-        self._serving_changed = asyncio.Condition()
         self._has_unscored = asyncio.Event()
         self._engine_reports = EngineReports(monotonic)
 
@@ -150,22 +146,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         await self._transactions.notify()
         return counted
 
-    # -- watchers and people -------------------------------------------------------------------------------------------
-
-    async def curate(self, curation: Curation, revision: int | None = None) -> CurationOutcome:
-        self._check_is_here(curation.trajectory_uid, curation.prompt_uid, revision)
-        async with self._transactions.transaction():
-            repeated = self.pool.curator.repeats(curation)
-            outcome = self.pool.curator.curate(curation)
-            if outcome is CurationOutcome.LATE and curation.action is CurationAction.RELABEL and not repeated:
-                self._keep_late(reward_of_relabel(curation))
-        await self._transactions.notify()
-        return outcome
-
-    async def audit(self, limit: int, trajectory_uid: str | None) -> list[AuditEntry]:
-        """The last decisions, newest first."""
-        self._transactions.check_open()
-        return self.pool.curator.audit(limit, trajectory_uid)
+    # -- watchers --------------------------------------------------------------------------------------------------
 
     async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
         """Changes since the cursor; all trajectories if the shard has restarted since it gave the cursor."""
@@ -206,7 +187,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         None leaves them as they are."""
         async with self._transactions.transaction():
             self.pool.state.set_policy_version(version, withdrawn)
-        return await self._tell_serving()
+        return await self.shard.tell_serving()
 
     async def decide_policy(
         self, decision: PolicyDecision, canary: Canary | None, policy_version: int | None
@@ -215,7 +196,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         pool is asked."""
         async with self._transactions.transaction():
             self.pool.decide(decision, canary, policy_version)
-        return await self._tell_serving()
+        return await self.shard.tell_serving()
 
     async def decisions(self) -> list[PolicyDecision]:
         """About versions of the policy, the oldest first. Only the first shard of a pool has them."""
@@ -227,12 +208,12 @@ class ShardService(ForgetCalls, ConsumerCalls):
         told, so that none is told twice."""
         async with self._transactions.transaction():
             log, end = self.pool.state.version_rewards, self.pool.state.version_rewards.end(channel)
-            told = f"{self._epoch}:{end}"
+            told = f"{self.shard.epoch}:{end}"
             if cursor is None:
                 return ShardRewards([], told, 0)
             epoch, _, position = cursor.rpartition(":")
             seen, first = int(position), log.first(channel)
-            is_lost = seen > end or (epoch not in ("", self._epoch) and seen > first)
+            is_lost = seen > end or (epoch not in ("", self.shard.epoch) and seen > first)
             if is_lost:  # without a journal, the counting has begun again
                 return ShardRewards(log.since(channel, 0), told, 1)
             return ShardRewards(log.since(channel, seen), told, max(0, first - seen))
@@ -246,19 +227,13 @@ class ShardService(ForgetCalls, ConsumerCalls):
         """The channel's calls are answered by this adapter from now on, and its steps age by this version."""
         async with self._transactions.transaction():
             self.pool.state.set_adapter(channel, adapter, version)
-        return await self._tell_serving()
-
-    async def pause_channel(self, channel: str, paused: bool) -> Serving:
-        """Gateways hold the channel's new calls, or no longer. Only the first shard of a pool is asked."""
-        async with self._transactions.transaction():
-            self.pool.state.pause_channel(channel, paused=paused)
-        return await self._tell_serving()
+        return await self.shard.tell_serving()
 
     async def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> Serving:
         """Engines join and leave. Only the first shard of a pool is asked."""
         async with self._transactions.transaction():
             self.pool.state.change_engines(add, remove)
-        return await self._tell_serving()
+        return await self.shard.tell_serving()
 
     async def report_engines(self, gateway: str, versions: Mapping[str, int | None]) -> bool:
         """A gateway tells which version each of its engines reports (see EngineReports). True if a trainer lives that
@@ -270,7 +245,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
     async def why_unreported(self, version: int) -> str | None:
         """Why the policy cannot have this version: no engine reports it. Only the first shard of a pool is asked."""
         self._transactions.check_open()
-        return self._engine_reports.why_unreported(version, self._gateways.living())
+        return self._engine_reports.why_unreported(version, self.shard.gateways.living())
 
     async def announce_sync(self) -> None:
         """A trainer lives that syncs weights. Only the first shard of a pool is asked."""
@@ -279,23 +254,14 @@ class ShardService(ForgetCalls, ConsumerCalls):
 
     async def serving(self, other_than: Serving | None = None, timeout: float = 0.0) -> Serving:
         """As it is now; with `other_than`, as soon as it differs from that, or after `timeout`."""
-        async with self._serving_changed:
+        async with self.shard.serving_changed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    await self._serving_changed.wait_for(lambda: self._serving != other_than)
+                    await self.shard.serving_changed.wait_for(lambda: self.shard.serving != other_than)
         self._transactions.check_open()
-        return self._serving
+        return self.shard.serving
 
     # -- private -------------------------------------------------------------------------------------------------------
-
-    async def _tell_serving(self) -> Serving:
-        async with self._serving_changed:
-            self._serving_changed.notify_all()
-        return self._serving
-
-    @property
-    def _serving(self) -> Serving:
-        return replace(self.pool.state.serving, epoch=self._epoch)
 
     def _note_unscored(self) -> None:
         if self.pool.state.has_unscored():

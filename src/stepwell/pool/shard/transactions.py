@@ -179,12 +179,3 @@ class ShardTransactions:
         self._refusal = f"shard {self.name} restarts from its journal: {failure}"
         log.critical("shard %s ends: its journal failed", self.name, exc_info=failure)
         self._on_journal_failure()
-
-
-class ShardCalls:
-    """The base of the calls to a shard."""
-
-    def __init__(self, transactions: ShardTransactions) -> None:
-        self.pool = transactions.pool
-        """The rules and the state. Other code in the same process may read them."""
-        self._transactions = transactions

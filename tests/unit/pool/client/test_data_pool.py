@@ -46,7 +46,7 @@ class SlowTransport(LocalTransport):
         """The shard of each message, and how many calls it had."""
 
     async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        if method == "answer":
+        if method == "run":
             self.calls.append((shard, len(args[0])))
             await self.may_answer.wait()
         return await super().call(shard, method, args, kwargs)

@@ -2,8 +2,11 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.memory_bound import bounded_limits
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 
 GIB = 2**30
 
@@ -22,8 +25,8 @@ async def test_a_shard_keeps_within_the_bound_of_its_node_and_tells_the_plan_as_
     plan = PoolPlan(name="pool")
     service = ShardService(plan, "pool", limits=bounded_limits(plan, 800_000))
     for n in range(100):
-        await service.answer([Registration(f"t{n}", f"p{n}")])
+        await service.run([Register(Registration(f"t{n}", f"p{n}"))])
         step = make_step(f"t{n}", f"p{n}", prompt_ids=range(250))
-        assert await service.submit_steps(pack([step])) == [SubmitVerdict.ACCEPTED]
+        assert await asked(service, SubmitSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
     assert (await service.stats()).channels["train"].nbytes <= 100_000
     assert (await service.plan()).limits.max_bytes is None

@@ -11,10 +11,7 @@ from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import (
-    AbortCall,
-    CompleteCall,
     EndResult,
-    KnowsCall,
     Registration,
     RewardGiven,
     SubmitVerdict,
@@ -23,8 +20,12 @@ from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.curation import Curate
+from stepwell.pool.slices.steps import GiveReward, SubmitSteps
+from stepwell.pool.slices.trajectories import AbortTrajectory, ChannelIfOpen, CompleteTrajectory, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 
 ONE = BatchRequest(count=1, channel="train")
 
@@ -52,21 +53,21 @@ def open_journal(path: Path) -> SqliteJournal:
 
 
 async def rollout(service: ShardService, uid: str = "t", prompt: str = "p", reward: float | None = 1.0) -> None:
-    await service.answer([Registration(uid, prompt)])
-    assert await service.submit_steps(pack([make_step(uid, prompt)])) == [SubmitVerdict.ACCEPTED]
-    assert await service.answer([CompleteCall(uid, prompt, reward)]) == [EndResult.COMPLETED]
+    await service.run([Register(Registration(uid, prompt))])
+    assert await asked(service, SubmitSteps(pack([make_step(uid, prompt)]))) == [SubmitVerdict.ACCEPTED]
+    assert await service.run([CompleteTrajectory(uid, prompt, reward)]) == [EndResult.COMPLETED]
 
 
 async def test_calls_that_share_a_message_are_answered_each_for_itself(clock: Clock) -> None:
     service = make_service(clock)
-    answers = await service.answer(
+    answers = await service.run(
         [
-            KnowsCall("t", "p"),
-            Registration("t", "p"),
-            KnowsCall("t", "p"),
-            Registration("t", "other"),
-            CompleteCall("stranger", "p", None),
-            AbortCall("t", "p"),
+            ChannelIfOpen("t", "p"),
+            Register(Registration("t", "p")),
+            ChannelIfOpen("t", "p"),
+            Register(Registration("t", "other")),
+            CompleteTrajectory("stranger", "p", None),
+            AbortTrajectory("t", "p"),
         ]
     )
     assert answers[:3] == [None, None, "train"]
@@ -85,7 +86,7 @@ async def test_a_failure_of_one_call_is_logged_and_costs_the_others_nothing(
 
     monkeypatch.setattr(service.pool.ingest, "knows", fail)
     with caplog.at_level(logging.ERROR):
-        failed, registered = await service.answer([KnowsCall("t", "p"), Registration("t", "p")])
+        failed, registered = await service.run([ChannelIfOpen("t", "p"), Register(Registration("t", "p"))])
     assert isinstance(failed, ZeroDivisionError)
     assert registered is None
     assert "a fault of ours" in caplog.text
@@ -183,10 +184,10 @@ async def test_a_service_with_the_journal_of_another_continues_where_that_was_ki
 async def test_what_a_refused_call_changed_is_in_the_journal_too(clock: Clock, tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "pool.sqlite")
     service = make_service(clock, journal)
-    await service.answer([Registration("t", "p"), Registration("t", "other")])
+    await service.run([Register(Registration("t", "p")), Register(Registration("t", "other"))])
     journal.store.close()
     journal = open_journal(tmp_path / "pool.sqlite")
-    assert await make_service(clock, journal).answer([KnowsCall("t", "p")]) == ["train"]
+    assert await make_service(clock, journal).run([ChannelIfOpen("t", "p")]) == ["train"]
     journal.close()
 
 
@@ -200,14 +201,14 @@ async def test_a_reward_after_shipping_is_kept_only_in_an_archive_and_a_repeated
     service = ShardService(PoolPlan(), "data_pool", journal=journal, archive=archive, clock=clock, monotonic=clock)
     await rollout(service)
     thumb = RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="human")
-    assert await service.give_reward(thumb), "it is not shipped yet"
+    assert await asked(service, GiveReward(thumb)), "it is not shipped yet"
     assert (await service.fetch_batch(ONE)).columns.rewards_S.tolist() == [0.5]
-    assert await service.give_reward(thumb) is archived
+    assert await asked(service, GiveReward(thumb)) is archived
     relabels = [
         Curation(action=CurationAction.RELABEL, trajectory_uid="t", prompt_uid="p", by=by, reward=reward)
         for by, reward in (("ana", 0.25), ("ana", 0.25), ("bo", 0.75))
     ]
-    assert [await service.curate(relabel) for relabel in relabels] == [CurationOutcome.LATE] * 3
+    assert [await asked(service, Curate(relabel)) for relabel in relabels] == [CurationOutcome.LATE] * 3
     assert [reward.value for _, reward in journal.late_rewards()] == ([0.5, 0.25, 0.75] if archived else [])
     assert all(reward.at == clock.now for _, reward in journal.late_rewards())
     journal.close()

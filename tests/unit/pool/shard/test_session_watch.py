@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.producing import KnowsCall, TrajectoryRef
+from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.sessions import PlaceSession
+from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.trajectories import ChannelIfOpen
 from stepwell.steps.columns import pack
 from tests.builders import make_step
+from tests.rig.asked import asked
 from tests.rig.waiting import until
 
 IDLE = 10.0
@@ -36,9 +40,9 @@ def make_service(clock: Clock, journal: SqliteJournal | None = None) -> ShardSer
 
 
 async def open_session(service: ShardService, gateway: str = "") -> None:
-    (place,) = await service.answer([SessionCall("s", "next", gateway=gateway)])
+    (place,) = await service.run([PlaceSession(SessionCall("s", "next", gateway=gateway))])
     assert place == SessionPlace("s", "train")
-    await service.submit_steps(pack([make_step("s", SESSION.prompt_uid)]))
+    await asked(service, SubmitSteps(pack([make_step("s", SESSION.prompt_uid)])))
 
 
 def is_completed(service: ShardService) -> bool:
@@ -51,7 +55,7 @@ async def test_a_shard_that_nobody_calls_ends_idle_sessions(clock: Clock) -> Non
     clock.now += IDLE
     await until(lambda: is_completed(service), "the idle end")
     assert (await service.stats()).sessions.ended_idle == 1
-    assert (await service.answer([SessionCall("s", "next")])) == [SessionPlace("next", "train")]
+    assert (await service.run([PlaceSession(SessionCall("s", "next"))])) == [SessionPlace("next", "train")]
 
 
 async def test_an_idle_session_waits_for_the_steps_that_a_gateway_holds(clock: Clock) -> None:
@@ -60,7 +64,7 @@ async def test_an_idle_session_waits_for_the_steps_that_a_gateway_holds(clock: C
     clock.now += IDLE
     assert await service.flush_requests("gateway", 10.0) == ["s"]
     assert not is_completed(service)
-    await service.submit_steps(pack([make_step("s", SESSION.prompt_uid, uid="held")]))
+    await asked(service, SubmitSteps(pack([make_step("s", SESSION.prompt_uid, uid="held")])))
     await service.flushed("gateway", ["s"])
     assert not is_completed(service)
     clock.now += IDLE
@@ -75,7 +79,7 @@ async def test_a_gateway_with_a_call_in_flight_keeps_its_session_open(clock: Clo
     await open_session(service, "gateway")
     clock.now += IDLE
     assert await service.flush_requests("gateway", 10.0) == ["s"]
-    await service.answer([KnowsCall(SESSION.trajectory_uid, SESSION.prompt_uid, "gateway")])
+    await service.run([ChannelIfOpen(SESSION.trajectory_uid, SESSION.prompt_uid, "gateway")])
     await service.flushed("gateway", ["s"])
     trajectory = service.pool.state.trajectories["s"]
     await until(lambda: trajectory.gateways == frozenset({"gateway"}), "the gateway to be attached again")

@@ -1,0 +1,72 @@
+"""Operations of several processes share messages to a shard: a call to an actor costs about the same whatever it
+carries.
+
+- A message holds what came while the one before it was under way, but for large ones, and a shard gets one at a time.
+- What a shard cannot read fails alone: the others of its message are sent again.
+- The first operation after a while leaves at once; under load the messages are MESSAGE_INTERVAL apart.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepwell.common.coalescing import BatchSender
+from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
+
+MESSAGE_INTERVAL = 0.01
+"""Seconds."""
+LARGEST_MESSAGE = 4 * 2**20
+"""Bytes, unless a single process sends more."""
+
+
+class GatheringTransport:
+    """Implements ActorTransport."""
+
+    def __init__(self, transport: ActorTransport) -> None:
+        self._transport = transport
+        self._senders: dict[tuple[str, int | None], BatchSender[Sequence[Any], list[Any]]] = {}
+        """By shard and revision of the plan."""
+
+    @property
+    def connections(self) -> int:
+        return self._transport.connections
+
+    async def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if method != "run":
+            return await self._transport.call(actor, method, args, kwargs)
+        (operations,) = args
+        sender = self._senders.get((actor, kwargs.get("revision")))
+        if sender is None:
+            sender = self._new_sender(actor, kwargs)
+        return await sender.submit(operations)
+
+    def _new_sender(self, shard: str, kwargs: Mapping[str, Any]) -> BatchSender[Sequence[Any], list[Any]]:
+        async def send_one(message: Sequence[Any]) -> list[Any] | Exception:
+            try:
+                answers: list[Any] = await self._transport.call(shard, "run", (message,), kwargs)
+            except Exception as failure:  # noqa: BLE001 - whoever sent it gets it
+                return failure
+            return answers
+
+        async def send(messages: list[Sequence[Any]]) -> Sequence[list[Any] | Exception]:
+            joined = [operation for message in messages for operation in message]
+            try:
+                answers = iter(await self._transport.call(shard, "run", (joined,), kwargs))
+            except (ActorAway, ActorMissing, PoolUnavailable):
+                raise
+            except Exception:
+                if len(messages) == 1:
+                    raise
+                return await asyncio.gather(*map(send_one, messages))
+            return [[next(answers) for _ in message] for message in messages]
+
+        sender = BatchSender[Sequence[Any], list[Any]](
+            send, pause=MESSAGE_INTERVAL, weigh=_weight, max_weight=LARGEST_MESSAGE
+        )
+        self._senders[shard, kwargs.get("revision")] = sender
+        return sender
+
+
+def _weight(operations: Sequence[Any]) -> int:
+    return sum(operation.nbytes for operation in operations)

@@ -1,0 +1,107 @@
+"""Operations: what is asked of a pool, as values.
+
+- An operation says which shards it goes to, and has the code that runs there, within one transaction of the shard.
+- A message to a shard carries many of them. Each gets an answer or an exception of its own.
+- A new one is a class in a module of pool/slices. Nothing else needs to know of it.
+
+    @message
+    @dataclass(frozen=True, slots=True)
+    class PauseChannel(Operation[Serving]):
+        channel: str
+        paused: bool
+        route = Route.FIRST
+
+        def run(self, shard: Shard) -> Serving: ...
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from stepwell.pool.api.producing import FLUSH_WAIT
+
+if TYPE_CHECKING:
+    from stepwell.pool.shard.shard import Shard
+
+R = TypeVar("R")
+P = TypeVar("P")
+
+
+class Route(Enum):
+    """Which shards an operation goes to."""
+
+    GROUP = "group"
+    """The one that has the group of its `prompt_uid`, or may open it."""
+    FIRST = "first"
+    """The one that knows what serves the policy."""
+    ALL = "all"
+    """All that answer soon; their answers are merged."""
+    NAMED = "named"
+    """The one that the client names."""
+
+
+class Operation(Generic[R]):
+    """`ask` answers with R."""
+
+    __slots__ = ()
+    route: ClassVar[Route]
+    may_ask_all: ClassVar[bool] = False
+    """While the shards change, all that may have the group are asked at once: it opens none."""
+    is_large: ClassVar[bool] = False
+    """It leaves in a message of its own."""
+    wakes: ClassVar[bool] = False
+    """Something may be ready after it, for those who wait for data."""
+    changes: ClassVar[bool] = True
+    """It is run within a transaction."""
+    flush_wait: ClassVar[float] = FLUSH_WAIT
+    """Seconds that it waits for other gateways, where it raises FlushNeeded."""
+    is_patient: ClassVar[bool] = True
+    """If they have not flushed by then, it fails. Otherwise it answers with what is there."""
+
+    @property
+    def nbytes(self) -> int:
+        """About what it adds to a message."""
+        return 200
+
+    @property
+    def routed_by(self) -> str:
+        """The prompt_uid of its group, for Route.GROUP."""
+        raise NotImplementedError
+
+    def run(self, shard: "Shard") -> Any:
+        """The answer R; for Route.ALL, this shard's part of it. FlushNeeded if another gateway must send first what it
+        holds."""
+        raise NotImplementedError
+
+    def is_elsewhere(self, shard: "Shard") -> bool:
+        """Another shard has what it is about."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryOperation(Operation[R]):
+    trajectory_uid: str
+    prompt_uid: str
+    route = Route.GROUP
+
+    @property
+    def routed_by(self) -> str:
+        return self.prompt_uid
+
+    def is_elsewhere(self, shard: "Shard") -> bool:
+        return shard.pool.ownership.is_elsewhere(self.trajectory_uid, self.prompt_uid)
+
+
+class MergedOperation(Operation[R], Generic[P, R]):
+    """Of all shards."""
+
+    __slots__ = ()
+    route = Route.ALL
+
+    def run(self, shard: "Shard") -> P:
+        raise NotImplementedError
+
+    def merge(self, parts: Mapping[str, P], missing: tuple[str, ...]) -> R:
+        """`parts` are by the name of the shard; `missing` are those that did not answer in time."""
+        raise NotImplementedError

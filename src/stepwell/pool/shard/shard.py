@@ -1,0 +1,78 @@
+"""What an operation finds where it runs: the pool of one shard, its gateways, and what it tells them."""
+
+import asyncio
+from dataclasses import asdict, replace
+from uuid import uuid4
+
+from stepwell.pool.api.producing import FlushNeeded, RewardGiven
+from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.shard.gateway_roster import GatewayRoster
+from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.shard.transactions import ShardTransactions
+
+
+class Shard:
+    def __init__(self, transactions: ShardTransactions) -> None:
+        self.transactions = transactions
+        self.pool = transactions.pool
+        """The rules and the state. Other code in the same process may read them."""
+        self.gateways = GatewayRoster(self.pool.state.gateways, transactions.monotonic)
+        self.epoch = uuid4().hex
+        """Another one after each start."""
+        self.serving_changed = asyncio.Condition()
+
+    @property
+    def serving(self) -> Serving:
+        return replace(self.pool.state.serving, epoch=self.epoch)
+
+    async def tell_serving(self) -> Serving:
+        """To those who wait for another one."""
+        async with self.serving_changed:
+            self.serving_changed.notify_all()
+        return self.serving
+
+    def attach(self, trajectory_uid: str, gateway: str) -> None:
+        """The gateway serves the trajectory."""
+        trajectory = self.pool.state.trajectories.get(trajectory_uid)
+        if trajectory is not None:
+            self.pool.state.touch_session(trajectory)
+        if gateway:
+            self.note_gateway(gateway)
+            if trajectory is not None and trajectory.gateways is not None:
+                self.pool.state.set_gateways(trajectory, trajectory.gateways | {gateway})
+
+    def note_gateway(self, gateway: str) -> None:
+        """It lives. After a restart of the shard it is asked too."""
+        self.gateways.note(gateway)
+        self.pool.state.set_living_gateways(self.gateways.living())
+
+    def holders(self, trajectory_uid: str, but: str) -> set[str]:
+        """The other gateways that may hold steps of a trajectory. Without the name of one, they are not known."""
+        trajectory = self.pool.state.trajectories.get(trajectory_uid)
+        if not but or trajectory is None or trajectory.completed or not trajectory.is_at_home:
+            return set()
+        self.gateways.note(but)
+        return self.gateways.holders(trajectory, but=but)
+
+    def check_flushed(self, trajectory_uid: str, gateway: str) -> None:
+        """FlushNeeded if another gateway than this one may hold steps of the trajectory."""
+        if self.holders(trajectory_uid, gateway):
+            raise FlushNeeded(trajectory_uid, gateway)
+
+    def keep_late(self, reward: RewardGiven) -> bool:
+        """Write the reward to the archive; False if there is none."""
+        archive = self.transactions.archive
+        if archive is None:
+            return False
+        revision = self.pool.state.count_late_reward(reward.trajectory_uid)
+        archive.add_late_reward(LateReward(**asdict(reward), revision=revision, at=self.transactions.clock()))
+        return True
+
+
+class ShardCalls:
+    """The base of the calls to a shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard = shard
+        self.pool = shard.pool
+        self._transactions = shard.transactions
