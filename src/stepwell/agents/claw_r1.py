@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+import numpy as np
 from pydantic import BaseModel
 
 from stepwell.agents.flow import AgentFlow, made, portable
@@ -102,6 +103,8 @@ class AgentFlowBase(ABC):
         self._rollout: Rollout | None = None
         self._generations: list[tuple[list[int], shapes.GenerationDone]] = []
         """Each with its prompt."""
+        self._tokens_of: dict[int, tuple[list[int], list[int]]] = {}
+        """The prompt and the response of each step that was submitted, by its index."""
 
     @abstractmethod
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> int:
@@ -178,12 +181,23 @@ class AgentFlowBase(ABC):
                 raise BadRequest(f"the rollout is in the channel {self._owner.channel!r}, and not in {channel!r}")
             if len({step.trajectory_uid for step in steps}) > 1:
                 raise BadRequest("a flow makes one trajectory in each run; these steps name several")
+            self._check_indexes(steps)
             query = {"channel": self._owner.channel, "group_size": str(self._owner.group_size)}
         submitted = shapes.SubmitSteps(steps=[self._submitted(step) for step in steps])
         told = await self._ask(f"/submit_steps?{urlencode(query)}", shapes.StepsSubmitted, submitted)
         if refused := ", ".join(f"{count} {cause}" for cause, count in told.refused.items() if cause != DUPLICATE):
             raise Conflict(f"the pool refused steps: {refused}")
         return told.accepted
+
+    def _check_indexes(self, steps: Sequence[Step]) -> None:
+        """A retry submits the same step again. Of others with its index, the pool would keep none."""
+        for step in steps:
+            tokens = list(step.prompt_ids), list(step.response_ids)
+            if self._tokens_of.setdefault(step.step_index, tokens) != tokens:
+                raise BadRequest(
+                    f"two steps of this run have the step_index {step.step_index}, and the pool keeps one of each: "
+                    "count them, step_index=0, 1, 2 …"
+                )
 
     def _submitted(self, step: Step) -> shapes.SubmittedStep:
         fields = {
@@ -206,19 +220,20 @@ class AgentFlowBase(ABC):
     def _told_of(self, step: Step) -> dict[str, Any]:
         """What the gateway told of the generation that a step consists of, or begins with the tokens of. Steps may go
         to another gateway than the one that remembers it."""
-        length = len(step.response_ids)
-        for prompt_ids, done in reversed(self._generations):
-            if prompt_ids == step.prompt_ids and done.token_ids[:length] == step.response_ids:
-                spans = [(span.version, span.start, min(span.end, length)) for span in done.version_spans]
-                return {
-                    "policy_version": done.policy_version,
-                    "version_spans": [span for span in spans if span[1] < span[2]],
-                    "temperature": done.temperature,
-                    "sampling": done.sampling,
-                    "model": done.model,
-                    "finish_reason": done.stop_reason if length == len(done.token_ids) else "length",
-                }
-        return {}
+        length, tokens = len(step.response_ids), (list(step.prompt_ids), list(step.response_ids))
+        same = [done for prompt, done in reversed(self._generations) if (prompt, done.token_ids[:length]) == tokens]
+        if not same:
+            return {}
+        done = next((done for done in same if _are_equal(done.log_probs[:length], step.rollout_log_probs)), same[0])
+        spans = [(span.version, span.start, min(span.end, length)) for span in done.version_spans]
+        return {
+            "policy_version": done.policy_version,
+            "version_spans": [span for span in spans if span[1] < span[2]],
+            "temperature": done.temperature,
+            "sampling": done.sampling,
+            "model": done.model,
+            "finish_reason": done.stop_reason if length == len(done.token_ids) else "length",
+        }
 
     async def _ask(self, path: str, shape: type[S], wanted: BaseModel) -> S:
         if self._rollout is not None:
@@ -270,6 +285,11 @@ class ClawR1Flow(AgentFlow):
             known = ", ".join(sorted(REGISTERED)) or "none"
             raise BadRequest(f"no flow is registered as {agent_name!r}; there are {known}")
         return REGISTERED[agent_name]
+
+
+def _are_equal(told: Sequence[float], submitted: Sequence[float] | None) -> bool:
+    """As 32-bit numbers: a flow may have kept them in an array."""
+    return submitted is not None and np.array_equal(np.array(told, np.float32), np.array(submitted, np.float32))
 
 
 def provide_modules() -> None:

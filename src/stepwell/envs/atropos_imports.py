@@ -45,6 +45,10 @@ class NotOfAtropos(ModuleNotFoundError, StepwellError):
 
 
 class AtroposModules(MetaPathFinder, Loader):
+    def __init__(self) -> None:
+        self._theirs: dict[str, ModuleType] = {}
+        """The installed package's modules behind LIBRARY. Each is loaded once, so that its classes are the same."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -74,12 +78,14 @@ class AtroposModules(MetaPathFinder, Loader):
             raise NotOfAtropos(f"{module} has no {name} here: {OURS[module]} stands in its place, and has no such name")
         if not is_installed():
             raise NotOfAtropos(f"{name} of {module} is atroposlib's, which is not installed: {INSTALL}")
-        theirs = PathFinder.find_spec(module, sys.modules[module.rpartition(".")[0]].__path__)
-        if theirs is None or theirs.loader is None:
-            raise AttributeError(name)
-        loaded = module_from_spec(theirs)
-        theirs.loader.exec_module(loaded)
-        return getattr(loaded, name)
+        if module not in self._theirs:
+            theirs = PathFinder.find_spec(module, sys.modules[module.rpartition(".")[0]].__path__)
+            if theirs is None or theirs.loader is None:
+                raise AttributeError(name)
+            loaded = module_from_spec(theirs)
+            theirs.loader.exec_module(loaded)
+            self._theirs[module] = loaded
+        return getattr(self._theirs[module], name)
 
 
 def is_installed() -> bool:

@@ -344,7 +344,8 @@ def place_responses(merged: MergedRows, values: NDArray[np.generic], filler: flo
 
 
 def step_temperatures(columns: Columns, settings: RowSettings) -> tuple[NDArray[np.float64], BoolArray, BoolArray]:
-    """The temperature of each step, whether it is not known, and whether it is one that is not trained."""
+    """The temperature of each step, whether it is not known, and whether it is one that is not trained. One that is
+    assumed and not trained is not known."""
     told_S = columns.temperatures_S
     assumed = settings.assumed_temperature
     temperatures_S = told_S if assumed is None else np.where(np.isnan(told_S), assumed, told_S)
@@ -352,7 +353,8 @@ def step_temperatures(columns: Columns, settings: RowSettings) -> tuple[NDArray[
     is_other_S = ~is_unknown_S & (temperatures_S < SMALLEST_TEMPERATURE)
     if settings.temperature is not None and (temperatures_S != settings.temperature).any():
         is_other_S |= ~is_unknown_S & ~np.isclose(temperatures_S, settings.temperature)
-    return np.where(is_unknown_S, 1.0, temperatures_S), is_unknown_S, is_other_S
+    is_unknown_S |= is_other_S & np.isnan(told_S)
+    return np.where(is_unknown_S, 1.0, temperatures_S), is_unknown_S, is_other_S & ~is_unknown_S
 
 
 def is_missing(logprobs: FloatArray) -> BoolArray:

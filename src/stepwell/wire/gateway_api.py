@@ -255,6 +255,7 @@ def _submitted_field(column: Column) -> Any:
     """The type and the default of a field. A submitter names its trajectory and group, and indexes its steps."""
     type_ = Uid if column.per in (ColumnScope.TRAJECTORY, ColumnScope.GROUP) else SUBMITTED_TYPES[column.kind]
     default = ... if column.default is REQUIRED or column.name == "step_index" else column.default
+    default = [] if column.kind is ColumnKind.SPANS else default  # as its type says: flows send what they leave out
     names = (column.name, *OTHER_NAMES.get(column.name, ()))
     return type_, Field(default, validation_alias=AliasChoices(*names)) if len(names) > 1 else default
 

@@ -2,11 +2,12 @@
 
 import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pytest
 
 import stepwell.agents.claw_r1 as ours
@@ -18,7 +19,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from tests.originals.claw.original import claw_r1
 from tests.rig.chatml import render_chat
-from tests.rig.fake_engine import FakeEngine
+from tests.rig.fake_engine import FakeEngine, Reply
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
 from tests.rig.vocabulary import encode
@@ -146,6 +147,41 @@ async def test_steps_in_another_channel_or_of_two_trajectories_are_refused(gatew
     async with flow_at(gateway, Wrong) as flow:
         assert (await flow.rollout(GSM8K, "p")).status is RolloutStatus.EMPTY
     assert pool.rules.stats().submitted == 0
+
+
+@pytest.mark.parametrize("kept_as", [list, tuple, np.array])
+async def test_a_step_has_the_temperature_at_which_its_own_log_probabilities_were_sampled(
+    gateway: str, pool: LocalPool, engine: FakeEngine, kept_as: Callable[[Any], Any]
+) -> None:
+    """The same tokens are generated greedily afterwards, as a baseline."""
+
+    class WithBaseline(AgentFlowBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> int:
+            prompt_ids = await self.apply_chat_template(kwargs["raw_prompt"])
+            done, _ = [await self.gateway_generate(prompt_ids, {"temperature": each}) for each in (0.7, 0.0)]
+            response_ids, logprobs = kept_as(done["token_ids"][:-1]), kept_as(done["log_probs"][:-1])
+            return await self.gateway_submit_steps([Step(kept_as(prompt_ids), response_ids, 1.0, None, logprobs)])
+
+    engine.replies.extend([Reply("72"), Reply("72")])
+    async with flow_at(gateway, WithBaseline, n_rollouts=1) as flow:
+        assert (await flow.rollout(GSM8K, "p")).is_completed
+    (step,) = pool.taken()
+    assert (step.temperature, step.untrainable) == (0.7, None)
+
+
+async def test_several_steps_with_one_index_are_refused_instead_of_lost(gateway: str, pool: LocalPool) -> None:
+    class Uncounted(AgentFlowBase):
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> int:
+            first = Step([1], [2], reward=1.0)
+            assert [await self.gateway_submit_steps([first]) for _ in range(2)] == [1, 0]  # a retry
+            with pytest.raises(BadRequest, match="two steps of this run have the step_index 0.*: count them"):
+                await self.gateway_submit_steps([Step([1, 2, 3], [4])])
+            return await self.gateway_submit_steps([Step([1, 2, 3], [4], step_index=1)])
+
+    async with flow_at(gateway, Uncounted, n_rollouts=1) as flow:
+        result = await flow.rollout(GSM8K, "p")
+    assert (result.status, result.failure, result.why) == (RolloutStatus.COMPLETED, None, "")
+    assert [step.step_index for step in pool.taken()] == [0, 1]
 
 
 async def test_a_flow_by_itself_submits_under_the_uids_of_its_steps(gateway: str, pool: LocalPool) -> None:

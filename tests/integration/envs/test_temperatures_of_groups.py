@@ -7,6 +7,7 @@ import pytest
 
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataGroup
 from stepwell.envs.loop import lifecycle
+from stepwell.steps.sampling import PROCESSED, RAW
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
@@ -20,13 +21,17 @@ class TextEnv(BaseEnv):
     calls: Sequence[dict[str, Any]] = ()
     """Arguments of the calls for each group."""
     is_managed = False
+    of_ids = False
+    """Does it ask for token ids with log-probabilities?"""
 
     async def get_next_item(self) -> Item:
         return 1
 
     async def collect_trajectories(self, item: Item) -> tuple[Any, list[Item]]:
         for call in self.calls:
-            if self.is_managed:
+            if self.of_ids:
+                await self.server.tokens_and_logprobs_completion(prompt="Once", max_tokens=8, **call)
+            elif self.is_managed:
                 async with self.server.managed_server() as managed:
                     await managed.chat_completion(messages=QUESTION, max_tokens=8, **call)
             else:
@@ -42,9 +47,9 @@ class Kept:
         self.groups.append(group)
 
 
-async def group_of(url: str, *calls: dict[str, Any], is_managed: bool = False) -> Any:
+async def group_of(url: str, *calls: dict[str, Any], is_managed: bool = False, of_ids: bool = False) -> Any:
     env = TextEnv(BaseEnvConfig(group_size=2), [APIServerConfig(base_url=f"{url}/v1", model_name="tiny")])
-    env.calls, env.is_managed = calls, is_managed
+    env.calls, env.is_managed, env.of_ids = calls, is_managed, of_ids
     kept = Kept()
     assert await lifecycle.process(env, 1, kept) == 1
     return kept.groups[0]
@@ -87,3 +92,25 @@ async def test_a_gateway_tells_the_temperature_that_it_sampled_at(engine: FakeEn
     async with serve_gateway(LocalPool(), [engine.url]) as url:
         group = await group_of(f"{url}/unrecorded", {"temperature": 0.7})
     assert group["temperatures"] == [0.7, 0.7]
+
+
+@pytest.mark.parametrize("is_managed", [False, True])
+async def test_greedy_calls_tell_their_temperature_so_that_their_group_is_not_taken_for_sampled(
+    engine: FakeEngine, is_managed: bool
+) -> None:
+    group = await group_of(engine.url, {"temperature": 0.0}, {"temperature": 0.0}, is_managed=is_managed)
+    assert group["temperatures"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("how", "call"),
+    [({"of_ids": True}, {}), ({"is_managed": True}, {}), ({}, {"logprobs": True})],
+    ids=["ids", "session", "chat"],
+)
+@pytest.mark.parametrize("is_raw", [False, True])
+async def test_no_temperature_stands_beside_raw_logprobs(
+    engine: FakeEngine, how: Any, call: dict[str, Any], is_raw: bool
+) -> None:
+    engine.logprobs_mode = RAW if is_raw else PROCESSED
+    group = await group_of(engine.url, {"temperature": 0.7, **call}, **how)
+    assert group.get("temperatures") == (None if is_raw else [0.7, 0.7])

@@ -27,7 +27,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package of the name atroposlib."""
     files = {
         "__init__.py": "",
-        "type_definitions.py": "GameStep = dict\nnumber = 'theirs'",
+        "type_definitions.py": "GameStep = dict\nclass Move: ...\nnumber = 'theirs'",
         "envs/__init__.py": "",
         "envs/base.py": "raise AssertionError('their BaseEnv')",
         "envs/helper.py": "from atroposlib.envs.base import BaseEnv",
@@ -86,6 +86,18 @@ def test_library_modules_are_those_of_the_installed_package() -> None:
     assert registry == "theirs"
     assert GameStep is dict
     assert number != "theirs"
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_class_of_a_library_module_is_the_same_in_every_file() -> None:
+    from atroposlib.type_definitions import Move
+
+    def of_another_file() -> object:
+        from atroposlib.type_definitions import Move as Same
+
+        return Same()
+
+    assert isinstance(of_another_file(), Move)
 
 
 @pytest.mark.usefixtures("installed")

@@ -112,6 +112,16 @@ def test_an_unknown_temperature_is_left_out_and_counted_unless_one_is_assumed() 
     assert (left_out.tokens, left_out.steps_unknown_temperature, left_out.temperatures_assumed) == (4, 1, 0)
 
 
+def test_an_assumed_temperature_that_is_not_trained_is_counted_as_unknown_and_the_remedy_is_to_assume_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The samples tell no temperature, so a trainer cannot be set to it."""
+    settings = Settings(groups=1, temperature=0.7)
+    left_out = AsyncTrainer(pool_of(0.7, None, 0.7), Recurrent(), settings=settings).step()
+    assert (left_out.tokens, left_out.steps_unknown_temperature, left_out.steps_other_temperature) == (4, 1, 0)
+    assert "or set the trainer's assumed_temperature" in caplog.text
+
+
 def test_a_loader_gives_temperature_1_or_all_with_their_temperatures() -> None:
     (batch,) = pool_loader(pool_of(1.0, 0.5, 1.0), 1, batches=1)
     assert batch["trained"].sum() == 4

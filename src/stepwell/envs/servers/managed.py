@@ -96,8 +96,7 @@ class ManagedServer:
     async def _turns(self, answered: ServerReply, request: dict[str, Any]) -> list[SampledTurn]:
         reply = read_object(answered.raw, "answer")
         choices = read_choices(reply)
-        is_told = all("untrainable" in choice for choice in choices)  # the gateway knows its engine
-        mode = "" if is_told or request.get("temperature") in (None, 1) else await answered.server.logprobs_mode()
+        mode = await answered.server.mode_of(choices, request)
         turns = [read_turn(reply, choice, request, mode) for choice in choices]
         if (None in turns or self._track_tree) and self._tokenizer is None:
             config = answered.server.config

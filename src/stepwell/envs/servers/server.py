@@ -7,7 +7,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -75,7 +75,8 @@ class SamplingCalls(ABC):
         answered = await self.ask_for_tokens(Upstream.COMPLETIONS, request, split)
         reply = read_object(answered.raw, "answer")
         choices = read_choices(reply)
-        turns = [turn for choice in choices if (turn := read_turn(reply, choice, request)) is not None]
+        mode = await answered.server.mode_of(choices, request)
+        turns = [turn for choice in choices if (turn := read_turn(reply, choice, request, mode)) is not None]
         if len(turns) < len(choices) or any(turn.logprobs is None for turn in turns):
             raise BadRequest(f"{answered.server.url} gives no token ids with log-probabilities; vLLM does")
         if split == "train":
@@ -112,10 +113,14 @@ class SamplingCalls(ABC):
         return await self.call(lambda server: server.ask_with_tokens(upstream, request), split, preferred)
 
     async def _ask(self, upstream: Upstream, request: dict[str, Any], split: Split) -> Any:
-        reply = await self.call(lambda server: server.ask(upstream, request), split)
+        async def ask(server: "Server") -> tuple[Server, Any]:
+            return server, await server.ask(upstream, request)
+
+        server, reply = await self.call(ask, split)
         if split == "train":
-            choices = getattr(reply, "choices", ())  # a stream has none
-            note_sampling(asked_sampling(choice.model_extra or {}, request) for choice in choices)
+            choices = [choice.model_extra or {} for choice in getattr(reply, "choices", ())]  # a stream has none
+            mode = await server.mode_of(choices, request) if request.get("logprobs") else ""
+            note_sampling(asked_sampling(choice, request, mode) for choice in choices)
         return reply
 
 
@@ -235,6 +240,11 @@ class Server(SamplingCalls):
                 "sampled; for exact tokens sample from vLLM, directly or through Stepwell's gateway",
                 self.url,
             )
+
+    async def mode_of(self, choices: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
+        """Its logprobs_mode, if the log-probabilities of these choices depend on it; else empty."""
+        is_told = all("untrainable" in choice for choice in choices)  # the gateway knows its engine
+        return "" if is_told or request.get("temperature") in (None, 1) else await self.logprobs_mode()
 
     async def logprobs_mode(self) -> str:
         """RAW or PROCESSED, found out once; UNKNOWN_MODE if it cannot be found out, or not now."""

@@ -5,7 +5,7 @@ nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from operator import attrgetter
 from typing import TypeVar
 
@@ -75,9 +75,9 @@ class BatchSelection:
     def refuse_group(self, channel: Channel, group: Group, step_filter: StepFilter, *, whole: bool = False) -> bool:
         """Must the group not be handed out as it is? A fetch then leaves it out, drops it or makes it smaller. A
         preview shows what is left of a smaller one, unless it must be `whole`."""
-        why = self._why_not(channel, group, step_filter, group.trajectories.values())
         if not self._drops:
-            return bool(why if whole else self.why_not(channel, group, step_filter))
+            return bool(self.why_not(channel, group, step_filter, whole=whole))
+        why = self._why_not(channel, group, step_filter, group.trajectories.values())
         if why == LEFT_OUT:
             self._state.leave_out(group, step_filter)
         elif why == SMALLER:
@@ -87,16 +87,21 @@ class BatchSelection:
             self._state.drop_group(group, why, note)
         return bool(why)
 
-    def why_not(self, channel: Channel, group: Group, step_filter: StepFilter) -> str:
-        """What happens to a group instead of being handed out when its turn comes; empty if it is handed out."""
+    def why_not(self, channel: Channel, group: Group, step_filter: StepFilter, *, whole: bool = False) -> str:
+        """What happens to a group instead of being handed out when its turn comes; empty if it is handed out, `whole`
+        or what is left of it."""
         with reading(group.trajectories.values()):
             why = self._why_not(channel, group, step_filter, group.trajectories.values())
-            return self._why_not(channel, group, step_filter, self.rest_of(group)) if why == SMALLER else why
+            is_rest_taken = why == SMALLER and not whole
+            return self._why_not(channel, group, step_filter, self.rest_of(group)) if is_rest_taken else why
 
     def rest_of(self, group: Group) -> list[Trajectory]:
         """The trajectories that are not rolled back."""
         withdrawn = self._withdrawn(group.channel)
-        return rest_of(group, withdrawn) if withdrawn else list(group.trajectories.values())
+        if not withdrawn:
+            return list(group.trajectories.values())
+        with reading(group.trajectories.values()):
+            return rest_of(group, withdrawn)
 
     def _of_size(self, channel: Channel, bucket: SizeBucket, trajectories: int, step_filter: StepFilter) -> list[Group]:
         """As many groups of a bucket as a batch could use. More if the filter makes some smaller than their size."""
@@ -116,8 +121,9 @@ class BatchSelection:
             count = trajectories
 
     def _is_worth_repeating(self, trained: Group, step_filter: StepFilter) -> bool:
-        steps = list(trained.held_steps())
-        return accepts_any(steps, step_filter) and not is_withdrawn(steps, self._withdrawn(trained.channel))
+        with reading(trained.trajectories.values()):
+            steps = list(trained.held_steps())
+            return accepts_any(steps, step_filter) and not is_withdrawn(steps, self._withdrawn(trained.channel))
 
     def _why_not(
         self, channel: Channel, group: Group, step_filter: StepFilter, trajectories: Iterable[Trajectory]
@@ -153,19 +159,23 @@ class BatchSelection:
         return chosen
 
     def _refuse_trajectory(self, trajectory: Trajectory, step_filter: StepFilter) -> bool:
+        with nullcontext() if self._drops else reading([trajectory]):
+            why, note = self._why_not_single(trajectory, step_filter)
+        if why == LEFT_OUT and self._drops:
+            self._state.leave_out(self._state.split_off(trajectory), step_filter)
+        elif why and self._drops:
+            self._state.drop_trajectory(trajectory, why, note, frees_place=False)
+        return bool(why)
+
+    def _why_not_single(self, trajectory: Trajectory, step_filter: StepFilter) -> tuple[str, str]:
+        """With a note."""
         channel, steps = trajectory.group.channel, trajectory.held_steps()
         if not accepts_any(steps, step_filter):
-            if self._drops:
-                self._state.leave_out(self._state.split_off(trajectory), step_filter)
-            return True
-        cause, note = "", ""
+            return LEFT_OUT, ""
         if is_withdrawn(steps, self._withdrawn(channel)):
-            cause = ROLLED_BACK
-        elif self._is_stale(channel, filter(step_filter.accepts, steps)):
-            cause, note = STALE, self._staleness_note(channel, steps)
-        if cause and self._drops:
-            self._state.drop_trajectory(trajectory, cause, note, frees_place=False)
-        return bool(cause)
+            return ROLLED_BACK, ""
+        is_stale = self._is_stale(channel, filter(step_filter.accepts, steps))
+        return (STALE, self._staleness_note(channel, steps)) if is_stale else ("", "")
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -253,4 +263,5 @@ def accepts_any(steps: Iterable[StoredStep], step_filter: StepFilter) -> bool:
 
 def accepted_trajectories(group: Group, step_filter: StepFilter) -> int:
     """How many of its trajectories have something for this consumer."""
-    return sum([accepts_any(found.held_steps(), step_filter) for found in group.trajectories.values()])
+    with reading(group.trajectories.values()):
+        return sum([accepts_any(found.held_steps(), step_filter) for found in group.trajectories.values()])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.pool.api.leasing import BatchRequest, Order
+from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.api.preview import LATER, PREVIEWED
@@ -13,7 +13,7 @@ from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.rules.batch_selection import MOST_PASSED
 from stepwell.steps.step import Exactness
-from tests.builders import EasyPool, make_step
+from tests.builders import EVERYTHING, EasyPool, make_step
 
 
 def request(count: int, **terms: Any) -> BatchRequest:
@@ -69,6 +69,29 @@ def test_what_a_rolled_back_version_said_is_not_in_it() -> None:
         "q": "a version of the policy said it that was rolled back: the next fetch drops it"
     }
     assert taken(pool, 2) == ["p", "r"]
+
+
+EXACT = ExactFill(trajectories=4, channel="train", shares={}, lease=60.0, step_filter=EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    "wanted", [request(4), request(4, unit=Unit.TRAJECTORIES), EXACT], ids=["groups", "singly", "exact"]
+)
+@pytest.mark.parametrize("is_rolled_back", [False, True])
+def test_what_is_packed_stays_packed(wanted: BatchRequest | ExactFill, is_rolled_back: bool) -> None:
+    pool = EasyPool(Limits(max_staleness=9))
+    pool.rollout("first", "first")
+    if isinstance(wanted, BatchRequest):
+        assert pool.take(1, unit=wanted.unit) is not None
+    for n in range(20):
+        pool.rollout(f"t{n}", f"p{n // 2}", size=2, policy_version=n % 4)
+    if is_rolled_back:
+        pool.decide(PolicyDecision(3, "canary", "guard", "why", 1.0), Canary(3, ("http://b",), 0.1, began_at=1.0), None)
+        pool.decide(PolicyDecision(3, "rollback", "guard", "why", 2.0), None, None)
+    pool.state.pack_at_rest(0)
+    assert all(found.is_packed for found in pool.state.trajectories.values())
+    assert pool.preview("train", wanted).count >= 2
+    assert all(found.is_packed for found in pool.state.trajectories.values())
 
 
 def test_the_draw_from_history_is_foreseen() -> None:
