@@ -30,11 +30,12 @@ from benchmarks.gateway_rig.ours import pid_of_shard
 from benchmarks.gateway_rig.processes import exact_cpu_seconds
 from benchmarks.report import report
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import FLUSH_WAIT, KnowsCall, Registration
+from stepwell.pool.api.producing import FLUSH_WAIT, Registration
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.flush_follower import REQUEST_WAIT
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.gateway_roster import GAP
+from stepwell.pool.slices.trajectories import ChannelIfOpen
 from tests.rig.ray_cluster import RayCluster, start_ray
 
 GATEWAYS, SHARDS, MACHINES = 200, 100, 50
@@ -244,11 +245,11 @@ def measured_costs(cluster: RayCluster, messages: int) -> Costs:
     """Of a real shard in memory: the CPU of its process for messages with one operation, and with many."""
 
     async def cpu(client: PoolClient, pid: int, operations: int) -> float:
-        shard, calls = client.shards.at("data_pool"), [KnowsCall("t", "p")] * operations
+        shard, calls = client.shards.at("data_pool"), [ChannelIfOpen("t", "p")] * operations
         stamp = (await client.shards.plan()).stamp
         before = exact_cpu_seconds(pid)
         for _ in range(messages // AT_ONCE):
-            await asyncio.gather(*(shard.answer(calls, **stamp) for _ in range(AT_ONCE)))
+            await asyncio.gather(*(shard.run(calls, **stamp) for _ in range(AT_ONCE)))
         return (exact_cpu_seconds(pid) - before) / (messages // AT_ONCE * AT_ONCE)
 
     async def measure(namespace: str) -> Costs:
