@@ -37,7 +37,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.watching import Changes
 from stepwell.pool.shard.actor import start_pool
-from stepwell.pool.slices.steps import SubmitGroups
+from stepwell.pool.slices.steps import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 from tests.rig.browser import open_browser, open_page
@@ -101,7 +101,7 @@ class Pool:
 
     def submit(self, trajectories: int) -> None:
         steps, registrations = self._groups(trajectories)
-        (verdicts,) = ray.get(self._shard.run.remote([SubmitGroups(steps, registrations)]))
+        (verdicts,) = ray.get(self._shard.run.remote([AddGroups(steps, registrations)]))
         assert set(verdicts) == {"accepted"}
 
     def train(self, groups: int) -> None:

@@ -34,7 +34,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.link import RayLink
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array
@@ -104,7 +104,7 @@ async def _open(shard: ShardService, count: int, turns: int, name: str) -> None:
                 prompt_uid=uid,
                 uid=f"{uid}-{turn}",
             )
-            await asked(shard, SubmitSteps(pack([step]), None, None))
+            await asked(shard, AddSteps(pack([step]), None, None))
             context = np.concatenate([context, response])
 
 

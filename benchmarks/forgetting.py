@@ -22,7 +22,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
@@ -50,7 +50,7 @@ class People:
             await self._shard.run([Register(Registration(f"t{n}", f"p{n}", metadata={"subject": f"u{n % PEOPLE}"}))])
             prompt = self._numbers.integers(0, 150_000, TOKENS, dtype=np.int32)
             said.append(make_step(f"t{n}", f"p{n}", uid=f"s{n}", prompt_ids=prompt))
-        await asked(self._shard, SubmitSteps(pack(said)))
+        await asked(self._shard, AddSteps(pack(said)))
 
     async def talk(self) -> None:
         """For as long as it is not cancelled."""

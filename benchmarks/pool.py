@@ -33,7 +33,7 @@ from benchmarks.report import report
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.shard.actor import MAX_CONCURRENT_CALLS, ShardActor
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, logprobs_array
 from tests.rig.postgres import has_postgres, postgres_server
@@ -115,7 +115,7 @@ def submit_bare(actor: Any, message: Columns) -> Any:
 
 
 def submit(shard: Any, message: Columns) -> Any:
-    return shard.run.remote([SubmitSteps(message, "train", GROUP)])
+    return shard.run.remote([AddSteps(message, "train", GROUP)])
 
 
 def fetch(shard: Any, steps: int) -> Any:

@@ -30,7 +30,7 @@ from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_backends import journal_backend
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
-from stepwell.pool.slices.steps import SubmitGroups
+from stepwell.pool.slices.steps import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step
 from tests.rig.asked import asked
@@ -137,13 +137,13 @@ class HeldShard:
     async def fill(self, steps: int) -> None:
         groups = steps // (GROUP * STEPS)
         for start in range(0, groups, A_FILL):
-            await asked(self._service, SubmitGroups(*self._message(min(A_FILL, groups - start))))
+            await asked(self._service, AddGroups(*self._message(min(A_FILL, groups - start))))
 
     async def one_round(self) -> dict[str, float]:
         messages = [self._message(1) for _ in range(GROUPS_PER_ROUND)]
         cpu = time.process_time()
         for message in messages:
-            await asked(self._service, SubmitGroups(*message))
+            await asked(self._service, AddGroups(*message))
         cpu = time.process_time() - cpu
         fetches = [await self.fetch() for _ in messages]
         began = time.perf_counter()

@@ -29,8 +29,8 @@ from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.curation import Curate
 from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import GiveReward, SubmitSteps
-from stepwell.pool.slices.trajectories import CompleteTrajectory
+from stepwell.pool.slices.steps import AddSteps, GiveReward
+from stepwell.pool.slices.trajectories import Complete
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Json, Step
 from tests.builders import make_step
@@ -108,13 +108,13 @@ class Conversations:
         assert not isinstance(answer, Exception), answer
         began = time.time() - DAY * self._days_ago[user] if user in self._days_ago else 0.0
         broken = step_of(user, place, "2", quarantine=f"broken: {SECRETS[user]}", started_at=began)
-        verdicts = await asked(self.shard, SubmitSteps(pack([step_of(user, place, started_at=began), broken])))
+        verdicts = await asked(self.shard, AddSteps(pack([step_of(user, place, started_at=began), broken])))
         assert verdicts == [SubmitVerdict.ACCEPTED, SubmitVerdict.QUARANTINED]
 
     async def complete(self, user: str, place: str) -> None:
         await self.begin(user, place)
         session = session_of(user, place)
-        await self.shard.run([CompleteTrajectory(session, session_prompt_uid(session), 1.0)])
+        await self.shard.run([Complete(session, session_prompt_uid(session), 1.0)])
 
     async def train(self, *places: str) -> None:
         """In one batch."""

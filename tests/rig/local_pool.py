@@ -15,7 +15,7 @@ from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.shards import PART_TIMEOUT
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import SubmitGroups, SubmitSteps
+from stepwell.pool.slices.steps import AddGroups, AddSteps
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EasyPool
 
@@ -53,7 +53,7 @@ class LocalTransport:
             self.takes.append(method)
         answer = await getattr(self.services[shard], method)(*args, **kwargs)
         asked = args[0] if method == "run" else []
-        submitted = [operation for operation in asked if isinstance(operation, SubmitSteps | SubmitGroups)]
+        submitted = [operation for operation in asked if isinstance(operation, AddSteps | AddGroups)]
         if submitted:
             self.messages.append(sum(len(operation.steps) for operation in submitted))
             if self.loses_answers:

@@ -11,8 +11,8 @@ from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import GiveReward, SubmitSteps
-from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
+from stepwell.pool.slices.steps import AddSteps, GiveReward
+from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
 from stepwell.wire.gateway_api import InitTrajectory
@@ -26,8 +26,8 @@ async def rollouts(shard: ShardService, **consents: dict[str, Any]) -> None:
     for uid, consent in consents.items():
         (refusal,) = await shard.run([Register(Registration(uid, uid, metadata={CONSENT: consent}))])
         assert refusal is None
-        assert await asked(shard, SubmitSteps(pack([make_step(uid, uid, uid="1")]))) == [SubmitVerdict.ACCEPTED]
-        await shard.run([CompleteTrajectory(uid, uid, 1.0)])
+        assert await asked(shard, AddSteps(pack([make_step(uid, uid, uid="1")]))) == [SubmitVerdict.ACCEPTED]
+        await shard.run([Complete(uid, uid, 1.0)])
 
 
 async def taken(shard: ShardService, count: int) -> list[str]:
@@ -76,7 +76,7 @@ async def test_without_consent_to_keeping_it_is_trained_and_gone(tmp_path: Path)
     assert archived(tmp_path / "archive").keys() == {"yes"}
     with shard_in(tmp_path) as (shard, _):
         assert not shard.pool.state.trajectories
-        assert await asked(shard, SubmitSteps(pack([make_step("no", "no", uid="2")]))) == [SubmitVerdict.FORGOTTEN]
+        assert await asked(shard, AddSteps(pack([make_step("no", "no", uid="2")]))) == [SubmitVerdict.FORGOTTEN]
 
 
 def test_what_is_neither_to_be_trained_nor_kept_leaves_when_its_turn_comes() -> None:

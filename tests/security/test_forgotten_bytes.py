@@ -18,7 +18,7 @@ from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import GiveReward, SubmitSteps
+from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
 from tests.builders import make_step
@@ -112,7 +112,7 @@ async def test_a_kill_before_any_step_leaves_nothing_once_the_shard_runs_again(t
         assert {one["where"] for one in receipt.removed["trajectories"].values()} > {"queue", "lease", "archive"}
         assert len(receipt.removed["files"]) == 2
         assert archived(archive) == {rig.session_of(BOB, place) for place in ("archived", "second")}
-        assert await asked(shard, SubmitSteps(pack([rig.step_of(ALICE, "open")]))) == [SubmitVerdict.FORGOTTEN]
+        assert await asked(shard, AddSteps(pack([rig.step_of(ALICE, "open")]))) == [SubmitVerdict.FORGOTTEN]
 
 
 @pytest.mark.parametrize("step", ["", "names", "scrub"])
@@ -143,7 +143,7 @@ async def test_later_arrivals_are_refused_and_counted(tmp_path: Path) -> None:
             (answer,) = await shard.run([PlaceSession(call)])
             assert isinstance(answer, Forgotten)
         late = [rig.step_of(ALICE, place) for place in PLACES]
-        assert await asked(shard, SubmitSteps(pack(late), channel="train")) == [SubmitVerdict.FORGOTTEN] * len(PLACES)
+        assert await asked(shard, AddSteps(pack(late), channel="train")) == [SubmitVerdict.FORGOTTEN] * len(PLACES)
         assert (await shard.stats()).refused["forgotten"] == len(PLACES)
         reward = RewardGiven(trajectory_uid=session, prompt_uid=session_prompt_uid(session), value=1.0, notes=ALICE)
         assert not await asked(shard, GiveReward(reward))

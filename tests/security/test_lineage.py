@@ -13,8 +13,8 @@ from stepwell.exports.lineage import ArchivedLineage, digest_of
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import SubmitSteps
-from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
+from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.digest import batch_digest, lineage_name, trajectory_digests
 from stepwell.steps.step import Exactness, logprobs_array
@@ -43,8 +43,8 @@ async def roll_out(shard: ShardService, prompt: str, rewards: list[float]) -> No
             )
             for turn in range(3)
         ]
-        await asked(shard, SubmitSteps(pack(steps)))
-        await shard.run([CompleteTrajectory(uid, prompt, reward)])
+        await asked(shard, AddSteps(pack(steps)))
+        await shard.run([Complete(uid, prompt, reward)])
 
 
 async def train(shard: ShardService, batch: str, count: int = 1) -> str:

@@ -21,7 +21,7 @@ from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.retention_watch import RetentionWatch
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.pool.state.tombstones import AGE
 from stepwell.steps.arrow import step_groups_to_arrow
@@ -177,7 +177,7 @@ async def test_after_the_pool_was_off_a_person_decides(tmp_path: Path, caplog: p
     clock.ahead = 60 * DAY
     with opened(state, archive, KEPT_30_DAYS, clock.wall, clock.monotonic) as (shard, _):
         await shard.run([Register(Registration("later", "later"))])
-        await asked(shard, SubmitSteps(pack([make_step("later", "later", uid="1", started_at=clock.wall())])))
+        await asked(shard, AddSteps(pack([make_step("later", "later", uid="1", started_at=clock.wall())])))
         await until_run(shard)
         assert held(shard) == before | {"later"}
         pool = PoolClient("data_pool", transport=LocalTransport({"data_pool": shard}))
@@ -217,7 +217,7 @@ async def test_a_session_goes_on_after_its_old_part_is_removed(tmp_path: Path) -
         (place,) = await shard.run([PlaceSession(SessionCall(session, "new", ALICE))])
         assert isinstance(place, SessionPlace)
         step = make_step(place.trajectory_uid, session_prompt_uid(session), uid="9")
-        assert await asked(shard, SubmitSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
+        assert await asked(shard, AddSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
 
 
 async def test_a_run_that_finds_nothing_does_not_write_the_journal_again(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
         *("--spool", "--spool-bytes", "--workers"),
         *("--atropos", "--no-atropos", "--atropos-state"),
         *("--sampling", "--temperature", "--model", "--other-models", "--session-sample"),
-        "--marked-side-calls",
+        *("--marked-side-calls", "--tool-calls"),
         *("--forward-fields", "--media-hosts", "--quota", "--redact", "--keys-file", "--audit-log"),
         *LISTENING,
     }

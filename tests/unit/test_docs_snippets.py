@@ -40,6 +40,7 @@ RUN_BY = {
     "docs/agents.md": "tests/integration/agents/test_docs.py",
     "docs/bring-your-own-trainer.md": "tests/e2e/test_own_trainer.py",
     "docs/atropos.md": "tests/unit/atropos/test_docs.py",
+    "docs/coming-from-claw-r1.md": "tests/integration/agents/test_claw_r1.py",
     "docs/export.md": "tests/integration/exports/test_docs.py",
     "docs/environments.md": "tests/integration/envs/test_examples_docs.py",
     "docs/gateway.md": "tests/integration/gateway/test_docs.py",

@@ -40,6 +40,10 @@ SHARED_MODULES: Mapping[str, str] = {
 """Module names that appear in several rooms, with the one meaning they have in all of them."""
 
 
+NAMES_OF_OTHERS = ("agents/claw_r1.py",)
+"""Modules whose classes have the names by which users of another project know them."""
+
+
 def modules() -> Iterator[Path]:
     return (path for path in sorted(ROOT.rglob("*.py")) if path.name != "__init__.py")
 
@@ -55,9 +59,9 @@ def several(found: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 def test_a_class_name_is_used_once() -> None:
     found: dict[str, list[str]] = defaultdict(list)
-    for module in modules():
-        for name in classes(module):
-            found[name].append(str(module.relative_to(ROOT)))
+    for module in (str(path.relative_to(ROOT)) for path in modules()):
+        for name in classes(ROOT / module) if module not in NAMES_OF_OTHERS else ():
+            found[name].append(module)
     assert several(found) == {}
 
 

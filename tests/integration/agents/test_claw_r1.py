@@ -1,5 +1,8 @@
 """White-box flows with Claw-R1's interface, run as Stepwell's own: a real gateway and the fake engine."""
 
+import ast
+import asyncio
+import re
 import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import orjson
 import pytest
 
 import stepwell.agents.claw_r1 as ours
@@ -30,6 +34,8 @@ GSM8K: dict[str, Any] = {
     "reward_model": {"style": "rule", "ground_truth": "72"},
 }
 """A row of the dataset, with the columns that verl's script makes."""
+PAGE = Path(__file__).parents[3] / "docs" / "coming-from-claw-r1.md"
+TOP_LEVEL_AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 CONFIG = {"actor_rollout_ref": {"rollout": {"prompt_length": 8192, "response_length": 64}}}
 
 
@@ -100,6 +106,23 @@ async def test_a_flow_of_claw_r1_fills_groups_as_one_of_ours(gateway: str, pool:
         assert [step.reward for step in steps] == [None, 1.0] * 2
         assert all((step.temperature, step.policy_version, step.model) == (0.7, 5, "tiny") for step in steps)
         assert {"data_source", "reward_model", "turn"} < set(steps[0].metadata)
+
+
+async def test_the_python_of_the_page_rolls_out_until_it_is_stopped(
+    gateway: str, pool: LocalPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.jsonl").write_bytes(orjson.dumps(GSM8K))
+    monkeypatch.chdir(tmp_path)
+    imports, rolling = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    scope = {"GATEWAY": gateway, "KEY": "", "MyFlow": TwoTurns, "tokenizer": Tokenizer()}
+    exec(imports, scope)
+    assert scope["AgentFlowBase"] is AgentFlowBase
+    code = compile(rolling.replace("tokenizer=", "config=CONFIG, tokenizer="), str(PAGE), "exec", TOP_LEVEL_AWAIT)
+    running = asyncio.ensure_future(eval(code, {**scope, "CONFIG": CONFIG}))
+    steps = list((await pool.fetch_batch(1, timeout=60)).steps())
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [step.step_index for step in steps] == [0, 1] * 5
 
 
 async def test_a_shortened_response_keeps_the_versions_of_its_tokens(

@@ -16,7 +16,7 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import batch_of
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack
 from tests.builders import make_step, same_step
 from tests.integration.pool.conftest import started
@@ -38,7 +38,7 @@ async def rollout(client: PoolClient, uid: str, prompt: str, reward: float) -> N
 def test_get_actor_finds_it_by_name_and_its_methods_work(client: PoolClient, namespace: str) -> None:
     pool = ray.get_actor("data_pool", namespace)
     step = make_step(step_index=0, is_last=True, reward=1.0, metadata={"source": "test"})
-    assert ray.get(pool.run.remote([SubmitSteps(pack([step]), "train")])) == [["accepted"]]
+    assert ray.get(pool.run.remote([AddSteps(pack([step]), "train")])) == [["accepted"]]
     batch = batch_of(ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))))
     assert len(batch) == 1
     assert same_step(batch.groups()[0][0][0], replace(step, trajectory_return=1.0, reward_of="step"))

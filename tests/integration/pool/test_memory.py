@@ -13,7 +13,7 @@ import ray
 
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import Columns, pack, unpack
 from stepwell.steps.step import IntArray, Step, logprobs_array
 from tests.integration.pool.conftest import started
@@ -35,7 +35,7 @@ def test_a_full_pool_takes_little_more_than_it_holds_however_much_went_through_i
     started(PoolPlan(limits=Limits(max_queue_size=GROUPS)), namespace)
     pool, pid = actor("data_pool", namespace), pid_of("data_pool", namespace)
     messages = endless_messages()
-    ray.get(pool.run.remote([SubmitSteps(next(messages), "train", GROUP)]))
+    ray.get(pool.run.remote([AddSteps(next(messages), "train", GROUP)]))
     ray.get(pool.fetch_batch.remote(BatchRequest(count=A_MESSAGE // GROUP, channel="train")))
     before = own_memory(pid)
 
@@ -58,7 +58,7 @@ def test_a_long_session_is_stored_once_and_comes_out_bit_for_bit(namespace: str)
     session = list(turns(TURNS, FINAL_LENGTH))
     assert session[-1].tokens == FINAL_LENGTH
     for step in session:
-        assert ray.get(pool.run.remote([SubmitSteps(pack([step]), "train")])) == [["accepted"]]
+        assert ray.get(pool.run.remote([AddSteps(pack([step]), "train")])) == [["accepted"]]
     assert ray.get(pool.stats.remote()).channels["train"].nbytes <= 3 * 4 * FINAL_LENGTH
 
     shipped = unpack(ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))).columns, copy=False)
@@ -115,7 +115,7 @@ def ids(count: int) -> IntArray:
 def send(pool: Any, messages: Iterator[Columns]) -> None:
     answers: deque[Any] = deque()
     for message in messages:
-        answers.append(pool.run.remote([SubmitSteps(message, "train", GROUP)]))
+        answers.append(pool.run.remote([AddSteps(message, "train", GROUP)]))
         if len(answers) > IN_FLIGHT:
             ray.get(answers.popleft())
     ray.get(list(answers))

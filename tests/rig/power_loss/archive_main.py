@@ -15,8 +15,8 @@ from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import GiveReward, SubmitSteps
-from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
+from stepwell.pool.slices.steps import AddSteps, GiveReward
+from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked
@@ -41,8 +41,8 @@ async def main(folder: Path) -> None:
     for number in count():
         uid, prompt = f"t{number}", f"p{number}"
         await service.run([Register(Registration(uid, prompt))])
-        await asked(service, SubmitSteps(pack([make_step(uid, prompt, uid=f"s{number}")])))
-        await service.run([CompleteTrajectory(uid, prompt, 1.0)])
+        await asked(service, AddSteps(pack([make_step(uid, prompt, uid=f"s{number}")])))
+        await service.run([Complete(uid, prompt, 1.0)])
         await service.fetch_batch(BatchRequest(count=1, channel="train"))
         sys.stdout.write(f"group {uid}\n")
         sys.stdout.flush()

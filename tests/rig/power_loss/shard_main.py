@@ -8,7 +8,7 @@ from stepwell.pool.api.plan import JournalSync, PoolPlan
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked
@@ -20,7 +20,7 @@ async def produce(service: ShardService, first: int) -> None:
     number = first
     while True:
         step = make_step(f"t{number}", f"p{number}", uid=f"s{number}")
-        if await asked(service, SubmitSteps(pack([step]), "train")) == [SubmitVerdict.ACCEPTED]:
+        if await asked(service, AddSteps(pack([step]), "train")) == [SubmitVerdict.ACCEPTED]:
             sys.stdout.write(f"{number}\n")
             sys.stdout.flush()
         number += IN_FLIGHT

@@ -13,7 +13,7 @@ from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal, read_header
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack, unpack
 from tests.builders import make_step
 from tests.rig.asked import asked
@@ -68,7 +68,7 @@ async def test_its_lease_and_deadline_have_the_time_that_was_left(service: Shard
     assert await service.ack("lease-of-leased") is Settlement.DONE
     clock.now = DEADLINE - 1
     step = make_step("open", "p-open", uid="open-1", started_at=WRITTEN_AT + 1)
-    assert await asked(service, SubmitSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
+    assert await asked(service, AddSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
     clock.now = DEADLINE + 1
     assert (await service.stats()).unfinished == 1
 

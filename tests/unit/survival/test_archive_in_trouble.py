@@ -18,8 +18,8 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import SubmitSteps
-from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
+from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_TRAJECTORY
 from stepwell.steps.columns import pack
 from tests.builders import make_step
@@ -99,8 +99,8 @@ async def train(service: ShardService, *uids: str) -> None:
     """One group after the other is sent, taken and acknowledged."""
     for uid in uids:
         await in_time(service.run([Register(Registration(uid, uid))]))
-        assert await in_time(asked(service, SubmitSteps(pack([make_step(uid, uid)])))) == [SubmitVerdict.ACCEPTED]
-        await in_time(service.run([CompleteTrajectory(uid, uid, 1.0)]))
+        assert await in_time(asked(service, AddSteps(pack([make_step(uid, uid)])))) == [SubmitVerdict.ACCEPTED]
+        await in_time(service.run([Complete(uid, uid, 1.0)]))
         await in_time(service.fetch_batch(BatchRequest(count=1, channel="train")))
 
 

@@ -11,8 +11,8 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import SubmitSteps
-from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
+from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked
@@ -58,12 +58,12 @@ class Shard:
         """A trajectory with a step, which is not complete."""
         await self.service.run([Register(Registration(uid, uid))])
         step = make_step(uid, uid, uid=uid, started_at=self.clocks.wall)
-        assert await asked(self.service, SubmitSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
+        assert await asked(self.service, AddSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
 
     async def lease(self, uid: str) -> None:
         """A complete trajectory under a lease of its name."""
         await self.begin(uid)
-        assert await self.service.run([CompleteTrajectory(uid, uid, 1.0)]) == [EndResult.COMPLETED]
+        assert await self.service.run([Complete(uid, uid, 1.0)]) == [EndResult.COMPLETED]
         leased = await self.service.take(ONE, LEASE, uid)
         assert leased is not None
         assert leased.columns.trajectory_uids == [uid]
@@ -107,10 +107,10 @@ async def test_leases_and_deadlines_end_in_time_after_a_jump(shard: Shard, jump:
 async def test_the_grace_after_a_completion_is_not_ended_by_a_jump(shard: Shard) -> None:
     await shard.begin("t")
     began = shard.clocks.wall
-    await shard.service.run([CompleteTrajectory("t", "t", 1.0)])
+    await shard.service.run([Complete("t", "t", 1.0)])
     shard.clocks.wall += HOUR
     late = make_step("t", "t", uid="in flight", started_at=began)
-    assert await asked(shard.service, SubmitSteps(pack([late]))) == [SubmitVerdict.ACCEPTED]
+    assert await asked(shard.service, AddSteps(pack([late]))) == [SubmitVerdict.ACCEPTED]
     shard.kill()
 
 
@@ -122,21 +122,21 @@ async def test_a_late_step_is_judged_by_its_age_whatever_the_clock_of_its_gatewa
     shard: Shard, ahead: float, age: float, verdict: SubmitVerdict
 ) -> None:
     await shard.begin("t")
-    await shard.service.run([CompleteTrajectory("t", "t", 1.0)])
+    await shard.service.run([Complete("t", "t", 1.0)])
     shard.clocks.run(10.0)
     sent_at = shard.clocks.wall + ahead
     late = pack([make_step("t", "t", uid="late", started_at=sent_at - age)])
-    assert await asked(shard.service, SubmitSteps(replace(late, sent_at=sent_at))) == [verdict]
+    assert await asked(shard.service, AddSteps(replace(late, sent_at=sent_at))) == [verdict]
     shard.kill()
 
 
 async def test_a_step_of_a_gateway_whose_clock_was_set_back_meanwhile_is_taken_in_its_grace(shard: Shard) -> None:
     await shard.begin("t")
     began = shard.clocks.wall
-    await shard.service.run([CompleteTrajectory("t", "t", 1.0)])
+    await shard.service.run([Complete("t", "t", 1.0)])
     shard.clocks.run(10.0)
     late = pack([make_step("t", "t", uid="late", started_at=began)])
-    assert await asked(shard.service, SubmitSteps(replace(late, sent_at=began - HOUR))) == [SubmitVerdict.ACCEPTED]
+    assert await asked(shard.service, AddSteps(replace(late, sent_at=began - HOUR))) == [SubmitVerdict.ACCEPTED]
     shard.kill()
 
 

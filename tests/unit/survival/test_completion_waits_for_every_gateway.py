@@ -16,13 +16,13 @@ from stepwell.pool.api.producing import (
 from stepwell.pool.shard.gateway_roster import HEARTBEAT, LONGEST_RETURN
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import GiveReward, SubmitSteps
-from stepwell.pool.slices.trajectories import ChannelIfOpen, CompleteTrajectory, Register
+from stepwell.pool.slices.steps import AddSteps, GiveReward
+from stepwell.pool.slices.trajectories import ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked
 
-COMPLETION = CompleteTrajectory("t", "p", 1.0, gateway="a")
+COMPLETION = Complete("t", "p", 1.0, gateway="a")
 
 
 class Clock:
@@ -50,7 +50,7 @@ async def serve(shard: ShardService, *gateways: str) -> None:
 
 
 async def send_step(shard: ShardService, uid: str) -> None:
-    await asked(shard, SubmitSteps(pack([make_step(uid=uid)])))
+    await asked(shard, AddSteps(pack([make_step(uid=uid)])))
 
 
 async def test_a_trajectory_of_one_gateway_is_completed_at_once(shard: ShardService) -> None:

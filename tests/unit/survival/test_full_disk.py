@@ -13,8 +13,8 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import ReadAudit
-from stepwell.pool.slices.steps import SubmitSteps
-from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
+from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked
@@ -40,7 +40,7 @@ async def submit(service: ShardService, n: int) -> SubmitVerdict:
     (answer,) = await service.run([Register(Registration(f"t{n}", f"p{n}"))])
     if isinstance(answer, Exception):
         raise answer
-    (verdict,) = await asked(service, SubmitSteps(pack([make_step(f"t{n}", f"p{n}", uid=f"s{n}", prompt_ids=TOKENS)])))
+    (verdict,) = await asked(service, AddSteps(pack([make_step(f"t{n}", f"p{n}", uid=f"s{n}", prompt_ids=TOKENS)])))
     return verdict
 
 
@@ -91,7 +91,7 @@ async def test_calls_that_share_a_failed_commit_all_fail(tmp_path: Path) -> None
     await submit(service, 0)
     fill_disk(journal, 0)
     steps = [pack([make_step("t0", "p0", uid=f"more-{n}", prompt_ids=range(n + 1, 20_000))]) for n in range(3)]
-    answers = await asyncio.gather(*(asked(service, SubmitSteps(each)) for each in steps), return_exceptions=True)
+    answers = await asyncio.gather(*(asked(service, AddSteps(each)) for each in steps), return_exceptions=True)
     assert [type(answer) for answer in answers] == [PoolUnavailable] * 3
     journal.store.close()
 
@@ -104,14 +104,14 @@ async def test_a_nearly_full_disk_takes_no_new_data_and_serves_what_is_there(
     journal.close()
     service, journal = open_service(tmp_path / "pool.sqlite", min_free_bytes=2**60)
     with pytest.raises(PoolUnavailable, match=r"takes no new data: .* MiB free.*--min-free-bytes.*Free some space"):
-        await asked(service, SubmitSteps(pack([make_step("t0", "p0", uid="another")])))
+        await asked(service, AddSteps(pack([make_step("t0", "p0", uid="another")])))
     with pytest.raises(PoolUnavailable, match="takes no new data"):
         await submit(service, 1)
     assert (await service.stats()).short_of_disk == 1
     client = PoolClient("data_pool", transport=LocalTransport({"data_pool": service}))
     with pytest.raises(PoolUnavailable, match="data_pool: no new data is taken, .* Free some space"):
         await client.check()
-    assert await service.run([CompleteTrajectory("t0", "p0", 1.0)]) == [EndResult.COMPLETED]
+    assert await service.run([Complete("t0", "p0", 1.0)]) == [EndResult.COMPLETED]
     leased = await service.fetch_batch(BatchRequest(count=1, channel="train"), 1.0, 60.0, "lease")
     assert leased.columns.trajectory_uids == ["t0"]
     assert await service.ack("lease") is Settlement.DONE

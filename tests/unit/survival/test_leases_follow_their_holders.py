@@ -18,8 +18,8 @@ from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import SubmitSteps
-from stepwell.pool.slices.trajectories import CompleteTrajectory, Register
+from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.steps.columns import pack
 from tests.builders import make_step
@@ -324,8 +324,8 @@ class PreparedBatch:
         request = BatchRequest(count=1, channel="train")
         for shard, part in zip((self.coordinator, self.other), self.parts, strict=True):
             await shard.run([Register(Registration(part, part))])
-            await asked(shard, SubmitSteps(pack([make_step(part, part, uid=part)])))
-            await shard.run([CompleteTrajectory(part, part, 1.0)])
+            await asked(shard, AddSteps(pack([make_step(part, part, uid=part)])))
+            await shard.run([Complete(part, part, 1.0)])
             assert await shard.take(request, LEASE, part) is not None
             await shard.renew([part, self.decision])
 

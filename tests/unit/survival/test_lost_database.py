@@ -9,7 +9,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
@@ -35,7 +35,7 @@ class DatabaseShard:
 
     async def submit(self, n: int) -> SubmitVerdict:
         await self.service.run([Register(Registration(f"t{n}", f"p{n}"))])
-        (verdict,) = await asked(self.service, SubmitSteps(pack([make_step(f"t{n}", f"p{n}", uid=f"s{n}")])))
+        (verdict,) = await asked(self.service, AddSteps(pack([make_step(f"t{n}", f"p{n}", uid=f"s{n}")])))
         return verdict
 
     def _end(self) -> None:

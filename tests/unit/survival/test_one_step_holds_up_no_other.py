@@ -8,7 +8,7 @@ from typing import Any
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.shard_layout import Layout
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import Columns
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool, LocalTransport
@@ -24,7 +24,7 @@ class FailingTransport(LocalTransport):
     failures = 0
 
     async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        sent = [asked for asked in args[0] if isinstance(asked, SubmitSteps)] if method == "run" else []
+        sent = [asked for asked in args[0] if isinstance(asked, AddSteps)] if method == "run" else []
         if any(self.fails_at_all or has_bad_step(asked.steps) for asked in sent):
             self.failures += 1
             raise RecursionError("maximum recursion depth exceeded")

@@ -21,7 +21,7 @@ from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import SubmitGroups, SubmitSteps
+from stepwell.pool.slices.steps import AddGroups, AddSteps
 from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_group, make_step
@@ -232,7 +232,7 @@ async def test_a_process_of_a_release_without_revisions_keeps_its_steps() -> Non
     await pool.register_trajectory(Registration("t", "p0"))
     await change(pool, 3)
     service = pool.transport.services[await pool.shards.owner("p0")]
-    for call in (service.run([ChannelIfOpen("t", "p0")]), asked(service, SubmitSteps(pack([make_step("t", "p0")])))):
+    for call in (service.run([ChannelIfOpen("t", "p0")]), asked(service, AddSteps(pack([make_step("t", "p0")])))):
         with pytest.raises(PoolUnavailable, match="bring it to the release of the pool"):
             await call
 
@@ -304,7 +304,7 @@ async def test_a_shard_that_leaves_first_archives_all_that_it_has(tmp_path: Path
     plan = PoolPlan(shards=2, limits=Limits(history_size=5), min_free_bytes=0, revision=1)
     shard = ShardService(plan, "data_pool-1", journal=journal, archive=archive)
     prompt = next(p for p in PROMPTS if Layout(1, 2).owner(p) == 1)
-    await asked(shard, SubmitGroups(pack(make_group(prompt, 1)[0]), make_group(prompt, 1)[1]), 1)
+    await asked(shard, AddGroups(pack(make_group(prompt, 1)[0]), make_group(prompt, 1)[1]), 1)
     await shard.fetch_batch(BatchRequest(count=1, channel="train"), lease=None)
     await shard.adopt_plan(plan.resharded(1))
     assert await shard.undrained() == 1

@@ -12,7 +12,7 @@ from stepwell.pool.api.producing import FlushNeeded
 from stepwell.pool.api.shard_layout import LayoutDiffers
 from stepwell.pool.client.group_routing import Rerouting, ask_owner, ask_owners
 from stepwell.pool.client.shards import ShardClient, ShardSet
-from stepwell.pool.shard.operation import MergedOperation, Operation, Route
+from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
 
 R = TypeVar("R")
 
@@ -33,7 +33,7 @@ class AskingClient(ShardClient):
                 await self.shards.plan()
             answer = await self.shards.ask_each(lambda name, _: self._ask_shard(operation, name, seconds))
             return cast("R", operation.merge(answer.by_shard, answer.missing))
-        if operation.route is Route.FIRST:
+        if operation.route is ShardRoute.FIRST:
             return await self._ask_shard(operation, self.shards.pool, seconds)
         ask, rerouting = ask_owners if operation.may_ask_all else ask_owner, Rerouting(self.shards, seconds)
         try:

@@ -18,7 +18,7 @@ from stepwell.pool.api.producing import TRAIN
 from stepwell.pool.api.serving_state import ChannelPolicy, Serving
 from stepwell.pool.client.asking import AskingClient
 from stepwell.pool.client.watching import WATCH_TIMEOUT
-from stepwell.pool.slices.serving import PauseChannel
+from stepwell.pool.slices.channels import PauseChannel
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.service import ShardService

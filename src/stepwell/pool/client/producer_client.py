@@ -14,12 +14,12 @@ from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.group_routing import ask_any, rows_of, submit_to_owners
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.slices.sessions import FindSession, PlaceSession
-from stepwell.pool.slices.steps import GiveReward, SubmitGroups, SubmitSteps
+from stepwell.pool.slices.steps import AddGroups, AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import (
-    AbortTrajectory,
+    Abort,
     ChannelIfOpen,
     ChannelOf,
-    CompleteTrajectory,
+    Complete,
     FindStepExtras,
     FindTurns,
     MoveTrajectory,
@@ -72,7 +72,7 @@ class ProducerClient(AskingClient):
     ) -> list[SubmitVerdict]:
         async def submit(shard: str, indexes: list[int], plan: PoolPlan) -> list[SubmitVerdict]:
             own = replace(pack([steps[index] for index in indexes]), sent_at=time.time())
-            return await self.ask_at(SubmitSteps(own, channel, group_size), shard, plan)
+            return await self.ask_at(AddSteps(own, channel, group_size), shard, plan)
 
         return await submit_to_owners(self.shards, [step.prompt_uid for step in steps], submit)
 
@@ -85,7 +85,7 @@ class ProducerClient(AskingClient):
         async def submit(shard: str, indexes: list[int], plan: PoolPlan) -> list[SubmitVerdict]:
             uids = {columns.trajectory_uids[index] for index in indexes}
             registered = [one for one in registrations if one.trajectory_uid in uids]
-            return await self.ask_at(SubmitGroups(rows_of(columns, indexes), registered), shard, plan)
+            return await self.ask_at(AddGroups(rows_of(columns, indexes), registered), shard, plan)
 
         return await submit_to_owners(self.shards, columns.prompt_uids, submit)
 
@@ -100,7 +100,7 @@ class ProducerClient(AskingClient):
         self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
     ) -> EndResult:
         gateway = self._flushes.gateway
-        return await self.ask(CompleteTrajectory(trajectory_uid, prompt_uid, reward, failure, gateway))
+        return await self.ask(Complete(trajectory_uid, prompt_uid, reward, failure, gateway))
 
     async def follow_flushes(self, flush: Callable[[str], Awaitable[None]], gateway: str = "") -> None:
         await self._flushes.run(flush, gateway)
@@ -109,4 +109,4 @@ class ProducerClient(AskingClient):
         await self._flushes.leave()
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
-        return await self.ask(AbortTrajectory(trajectory_uid, prompt_uid))
+        return await self.ask(Abort(trajectory_uid, prompt_uid))

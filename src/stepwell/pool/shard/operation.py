@@ -9,7 +9,7 @@
     class PauseChannel(Operation[Serving]):
         channel: str
         paused: bool
-        route = Route.FIRST
+        route = ShardRoute.FIRST
 
         def run(self, shard: Shard) -> Serving: ...
 """
@@ -28,7 +28,7 @@ R = TypeVar("R")
 P = TypeVar("P")
 
 
-class Route(Enum):
+class ShardRoute(Enum):
     """Which shards an operation goes to."""
 
     GROUP = "group"
@@ -45,7 +45,7 @@ class Operation(Generic[R]):
     """`ask` answers with R."""
 
     __slots__ = ()
-    route: ClassVar[Route]
+    route: ClassVar[ShardRoute]
     may_ask_all: ClassVar[bool] = False
     """While the shards change, all that may have the group are asked at once: it opens none."""
     is_large: ClassVar[bool] = False
@@ -66,11 +66,11 @@ class Operation(Generic[R]):
 
     @property
     def routed_by(self) -> str:
-        """The prompt_uid of its group, for Route.GROUP."""
+        """The prompt_uid of its group, for ShardRoute.GROUP."""
         raise NotImplementedError
 
     def run(self, shard: "Shard") -> Any:
-        """The answer R; for Route.ALL, this shard's part of it. FlushNeeded if another gateway must send first what it
+        """The answer R; of all shards, this one's part of it. FlushNeeded if another gateway must send first what it
         holds."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class Operation(Generic[R]):
 class TrajectoryOperation(Operation[R]):
     trajectory_uid: str
     prompt_uid: str
-    route = Route.GROUP
+    route = ShardRoute.GROUP
 
     @property
     def routed_by(self) -> str:
@@ -97,7 +97,7 @@ class MergedOperation(Operation[R], Generic[P, R]):
     """Of all shards."""
 
     __slots__ = ()
-    route = Route.ALL
+    route = ShardRoute.ALL
 
     def run(self, shard: "Shard") -> P:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from stepwell.pool.api.curation import (
     CurationOutcome,
 )
 from stepwell.pool.api.producing import RewardGiven
-from stepwell.pool.shard.operation import MergedOperation, Operation, Route
+from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.shard import Shard
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Curate(Operation[CurationOutcome]):
     curation: Curation
-    route = Route.GROUP
+    route = ShardRoute.GROUP
     wakes = True
 
     @property

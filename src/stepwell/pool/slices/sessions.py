@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.common.message_format import message
 from stepwell.pool.api.sessions import SessionCall, SessionPlace
-from stepwell.pool.shard.operation import MergedOperation, Operation, Route
+from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.shard import Shard
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class PlaceSession(Operation[SessionPlace | None]):
     call: SessionCall
-    route = Route.GROUP
+    route = ShardRoute.GROUP
 
     @property
     def routed_by(self) -> str:

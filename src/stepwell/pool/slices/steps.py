@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.common.message_format import message
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.shard.operation import Operation, Route
+from stepwell.pool.shard.operation import Operation, ShardRoute
 from stepwell.steps.columns import Columns
 
 if TYPE_CHECKING:
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @message
 @dataclass(frozen=True, slots=True, eq=False)
-class SubmitSteps(Operation[list[SubmitVerdict]]):
+class AddSteps(Operation[list[SubmitVerdict]]):
     """One verdict for each step."""
 
     steps: Columns
     channel: str | None = None
     group_size: int | None = None
-    route = Route.NAMED
+    route = ShardRoute.NAMED
     is_large = True
     wakes = True
 
@@ -36,12 +36,12 @@ class SubmitSteps(Operation[list[SubmitVerdict]]):
 
 @message
 @dataclass(frozen=True, slots=True, eq=False)
-class SubmitGroups(Operation[list[SubmitVerdict]]):
+class AddGroups(Operation[list[SubmitVerdict]]):
     """The trajectories are registered with it. One verdict for each step."""
 
     steps: Columns
     registrations: Sequence[Registration]
-    route = Route.NAMED
+    route = ShardRoute.NAMED
     is_large = True
     wakes = True
 
@@ -63,7 +63,7 @@ class GiveReward(Operation[bool]):
     """
 
     reward: RewardGiven
-    route = Route.GROUP
+    route = ShardRoute.GROUP
     wakes = True
 
     @property

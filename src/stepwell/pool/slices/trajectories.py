@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.common.message_format import message
 from stepwell.pool.api.producing import EndResult, RecordedTurn, Registration
-from stepwell.pool.shard.operation import Operation, Route, TrajectoryOperation
+from stepwell.pool.shard.operation import Operation, ShardRoute, TrajectoryOperation
 from stepwell.steps.step import JsonObject
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ChannelOf(TrajectoryOperation[str | None]):
 @dataclass(frozen=True, slots=True)
 class Register(Operation[None]):
     registration: Registration
-    route = Route.GROUP
+    route = ShardRoute.GROUP
 
     @property
     def routed_by(self) -> str:
@@ -73,7 +73,7 @@ class MoveTrajectory(TrajectoryOperation[Registration]):
 
 @message
 @dataclass(frozen=True, slots=True)
-class CompleteTrajectory(TrajectoryOperation[EndResult]):
+class Complete(TrajectoryOperation[EndResult]):
     reward: float | None
     failure: str = ""
     """How the policy failed; empty if it did not."""
@@ -88,7 +88,7 @@ class CompleteTrajectory(TrajectoryOperation[EndResult]):
 
 @message
 @dataclass(frozen=True, slots=True)
-class AbortTrajectory(TrajectoryOperation[EndResult]):
+class Abort(TrajectoryOperation[EndResult]):
     def run(self, shard: "Shard") -> EndResult:
         return shard.pool.ingest.abort(self.trajectory_uid, self.prompt_uid)
 

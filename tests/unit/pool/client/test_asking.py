@@ -9,9 +9,9 @@ import pytest
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.shard.operation import MergedOperation, Operation, Route, TrajectoryOperation
+from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute, TrajectoryOperation
 from stepwell.pool.shard.shard import Shard
-from stepwell.pool.slices.serving import PauseChannel
+from stepwell.pool.slices.channels import PauseChannel
 from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
 from tests.rig.local_pool import LocalPool
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
@@ -45,7 +45,7 @@ class NameShard(TrajectoryOperation[str]):
 @dataclass(frozen=True, slots=True)
 class Refuse(Operation[None]):
     text: str
-    route = Route.FIRST
+    route = ShardRoute.FIRST
 
     def run(self, shard: Shard) -> None:
         raise BadRequest(self.text)

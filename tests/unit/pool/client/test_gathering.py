@@ -12,9 +12,9 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.gathering import LARGEST_MESSAGE, GatheringTransport
-from stepwell.pool.shard.operation import Operation, Route
+from stepwell.pool.shard.operation import Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard
-from stepwell.pool.slices.serving import PauseChannel
+from stepwell.pool.slices.channels import PauseChannel
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
@@ -27,7 +27,7 @@ CLIENTS = 5
 class Unreadable(Operation[None]):
     """As of a release that the shard does not know."""
 
-    route = Route.FIRST
+    route = ShardRoute.FIRST
 
     def run(self, shard: Shard) -> None:
         raise AssertionError("it cannot be read")

@@ -11,7 +11,7 @@ from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, Versio
 from stepwell.pool.client.data_pool import DataPool
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked
@@ -27,9 +27,7 @@ def decision(action: str, at: float = 1.0, version: int = 4) -> PolicyDecision:
 
 async def reward(client: LocalPool, shard: str, version: int, value: float, uid: str = "t") -> None:
     service = client.transport.services[shard]
-    await asked(
-        service, SubmitSteps(pack([make_step(uid, uid, reward=value, policy_version=version)]), channel="train")
-    )
+    await asked(service, AddSteps(pack([make_step(uid, uid, reward=value, policy_version=version)]), channel="train"))
 
 
 @pytest.fixture
@@ -113,7 +111,7 @@ async def test_a_shard_with_a_journal_says_how_many_and_keeps_canary_and_decisio
         return ShardService(PoolPlan(limits=Limits()), "data_pool", journal=opened[-1])
 
     async def add(service: ShardService, uid: str) -> None:
-        await asked(service, SubmitSteps(pack([make_step(uid, uid, reward=1.0, policy_version=3)]), channel="train"))
+        await asked(service, AddSteps(pack([make_step(uid, uid, reward=1.0, policy_version=3)]), channel="train"))
 
     service = start()
     await service.decide_policy(decision("rollback", version=2), None, None)

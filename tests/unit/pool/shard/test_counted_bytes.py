@@ -15,7 +15,7 @@ import pytest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, ids_array, logprobs_array
@@ -49,7 +49,7 @@ async def hold(shard: ShardService, load: Load) -> None:
         await shard.run([Register(Registration(uid, prompt_uid, TRAIN, load.group)) for uid in uids])
         steps = [step for uid in uids for step in conversation(uid, prompt_uid, load, luck)]
         for start in range(0, len(steps), 4):
-            await asked(shard, SubmitSteps(pack(steps[start : start + 4])))
+            await asked(shard, AddSteps(pack(steps[start : start + 4])))
 
 
 def conversation(uid: str, prompt_uid: str, load: Load, luck: np.random.Generator) -> list[Step]:

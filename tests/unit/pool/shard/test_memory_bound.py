@@ -2,7 +2,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.memory_bound import bounded_limits
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
@@ -27,6 +27,6 @@ async def test_a_shard_keeps_within_the_bound_of_its_node_and_tells_the_plan_as_
     for n in range(100):
         await service.run([Register(Registration(f"t{n}", f"p{n}"))])
         step = make_step(f"t{n}", f"p{n}", prompt_ids=range(250))
-        assert await asked(service, SubmitSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
+        assert await asked(service, AddSteps(pack([step]))) == [SubmitVerdict.ACCEPTED]
     assert (await service.stats()).channels["train"].nbytes <= 100_000
     assert (await service.plan()).limits.max_bytes is None

@@ -21,8 +21,8 @@ from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import Curate
-from stepwell.pool.slices.steps import GiveReward, SubmitSteps
-from stepwell.pool.slices.trajectories import AbortTrajectory, ChannelIfOpen, CompleteTrajectory, Register
+from stepwell.pool.slices.steps import AddSteps, GiveReward
+from stepwell.pool.slices.trajectories import Abort, ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked
@@ -54,8 +54,8 @@ def open_journal(path: Path) -> SqliteJournal:
 
 async def rollout(service: ShardService, uid: str = "t", prompt: str = "p", reward: float | None = 1.0) -> None:
     await service.run([Register(Registration(uid, prompt))])
-    assert await asked(service, SubmitSteps(pack([make_step(uid, prompt)]))) == [SubmitVerdict.ACCEPTED]
-    assert await service.run([CompleteTrajectory(uid, prompt, reward)]) == [EndResult.COMPLETED]
+    assert await asked(service, AddSteps(pack([make_step(uid, prompt)]))) == [SubmitVerdict.ACCEPTED]
+    assert await service.run([Complete(uid, prompt, reward)]) == [EndResult.COMPLETED]
 
 
 async def test_calls_that_share_a_message_are_answered_each_for_itself(clock: Clock) -> None:
@@ -66,8 +66,8 @@ async def test_calls_that_share_a_message_are_answered_each_for_itself(clock: Cl
             Register(Registration("t", "p")),
             ChannelIfOpen("t", "p"),
             Register(Registration("t", "other")),
-            CompleteTrajectory("stranger", "p", None),
-            AbortTrajectory("t", "p"),
+            Complete("stranger", "p", None),
+            Abort("t", "p"),
         ]
     )
     assert answers[:3] == [None, None, "train"]

@@ -11,7 +11,7 @@ from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import SubmitSteps
+from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import ChannelIfOpen
 from stepwell.steps.columns import pack
 from tests.builders import make_step
@@ -42,7 +42,7 @@ def make_service(clock: Clock, journal: SqliteJournal | None = None) -> ShardSer
 async def open_session(service: ShardService, gateway: str = "") -> None:
     (place,) = await service.run([PlaceSession(SessionCall("s", "next", gateway=gateway))])
     assert place == SessionPlace("s", "train")
-    await asked(service, SubmitSteps(pack([make_step("s", SESSION.prompt_uid)])))
+    await asked(service, AddSteps(pack([make_step("s", SESSION.prompt_uid)])))
 
 
 def is_completed(service: ShardService) -> bool:
@@ -64,7 +64,7 @@ async def test_an_idle_session_waits_for_the_steps_that_a_gateway_holds(clock: C
     clock.now += IDLE
     assert await service.flush_requests("gateway", 10.0) == ["s"]
     assert not is_completed(service)
-    await asked(service, SubmitSteps(pack([make_step("s", SESSION.prompt_uid, uid="held")])))
+    await asked(service, AddSteps(pack([make_step("s", SESSION.prompt_uid, uid="held")])))
     await service.flushed("gateway", ["s"])
     assert not is_completed(service)
     clock.now += IDLE

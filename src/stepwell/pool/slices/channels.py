@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.common.message_format import message
 from stepwell.pool.api.serving_state import Serving
-from stepwell.pool.shard.operation import Operation, Route
+from stepwell.pool.shard.operation import Operation, ShardRoute
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.shard import Shard
@@ -18,7 +18,7 @@ class PauseChannel(Operation[Serving]):
 
     channel: str
     paused: bool
-    route = Route.FIRST
+    route = ShardRoute.FIRST
 
     def run(self, shard: "Shard") -> Serving:
         shard.pool.state.pause_channel(self.channel, paused=self.paused)
