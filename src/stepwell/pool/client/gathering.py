@@ -3,7 +3,7 @@ carries.
 
 - A message holds what came while the one before it was under way, but for large ones, and a shard gets one at a time.
 - What a shard cannot read fails alone: the others of its message are sent again.
-- The first operation after a while leaves at once; under load the messages are MESSAGE_INTERVAL apart.
+- An operation leaves at once if no message is under way. Under load the messages grow instead of their number.
 """
 
 import asyncio
@@ -14,8 +14,6 @@ from stepwell.common.coalescing import BatchSender
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
 
-MESSAGE_INTERVAL = 0.01
-"""Seconds."""
 LARGEST_MESSAGE = 4 * 2**20
 """Bytes, unless a single process sends more."""
 
@@ -61,9 +59,7 @@ class GatheringTransport:
                 return await asyncio.gather(*map(send_one, messages))
             return [[next(answers) for _ in message] for message in messages]
 
-        sender = BatchSender[Sequence[Any], list[Any]](
-            send, pause=MESSAGE_INTERVAL, weigh=_weight, max_weight=LARGEST_MESSAGE
-        )
+        sender = BatchSender[Sequence[Any], list[Any]](send, weigh=_weight, max_weight=LARGEST_MESSAGE)
         self._senders[shard, kwargs.get("revision")] = sender
         return sender
 
