@@ -298,3 +298,5 @@ def provide_modules() -> None:
     if sys.modules.get(MODULES[0], this) is not this:
         raise BadRequest("Claw-R1's own modules are loaded already; call provide_modules() before any import of them")
     sys.modules.update(dict.fromkeys(MODULES, this))
+    for name in MODULES[1:]:
+        setattr(this, name.rpartition(".")[2], this)  # `from claw_r1.agent_flow import agent_flow`

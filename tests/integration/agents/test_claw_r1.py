@@ -243,6 +243,24 @@ def loaded(source: Path, monkeypatch: pytest.MonkeyPatch) -> type[AgentFlowBase]
     return flow
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from claw_r1.agent_flow.agent_flow import AgentFlowBase as found",
+        "from claw_r1.agent_flow import agent_flow; found = agent_flow.AgentFlowBase",
+        "import claw_r1.agent_flow.agent_flow as own; found = own.AgentFlowBase",
+        "import claw_r1.data_pool.data_model, claw_r1.agent_flow; found = claw_r1.agent_flow.AgentFlowBase",
+    ],
+)
+def test_provided_modules_are_found_by_every_form_of_import(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ours.MODULES:
+        monkeypatch.setitem(sys.modules, name, ours)  # so that they are gone afterwards
+    provide_modules()
+    names: dict[str, Any] = {}
+    exec(line, names)
+    assert names["found"] is AgentFlowBase
+
+
 def test_modules_are_not_provided_over_those_that_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "claw_r1", pytest)
     with pytest.raises(BadRequest, match="loaded already"):
