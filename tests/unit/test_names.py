@@ -39,6 +39,9 @@ SHARED_MODULES: Mapping[str, str] = {
 }
 """Module names that appear in several rooms, with the one meaning they have in all of them."""
 
+OF_OTHERS: Mapping[str, set[str]] = {"agents/claw_r1.py": {"AgentFlowBase", "Step"}}
+"""Class names that another project's programs ask for."""
+
 
 def modules() -> Iterator[Path]:
     return (path for path in sorted(ROOT.rglob("*.py")) if path.name != "__init__.py")
@@ -56,8 +59,9 @@ def several(found: Mapping[str, list[str]]) -> dict[str, list[str]]:
 def test_a_class_name_is_used_once() -> None:
     found: dict[str, list[str]] = defaultdict(list)
     for module in modules():
-        for name in classes(module):
-            found[name].append(str(module.relative_to(ROOT)))
+        place = str(module.relative_to(ROOT))
+        for name in set(classes(module)) - OF_OTHERS.get(place, set()):
+            found[name].append(place)
     assert several(found) == {}
 
 

@@ -59,13 +59,13 @@ class Step:
     metadata: dict[str, Any] | None = None
 
 
-class Settings(dict[str, Any]):
+class FlowConfig(dict[str, Any]):
     """A configuration whose keys are attributes, too."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
             raise AttributeError(f"the configuration has no {name!r}; give it as ClawR1Flow(config={{…}})")
-        return Settings(self[name]) if isinstance(self[name], dict) else self[name]
+        return FlowConfig(self[name]) if isinstance(self[name], dict) else self[name]
 
 
 def register(agent_name: str) -> Callable[[F], F]:
@@ -263,7 +263,7 @@ class ClawR1Flow(AgentFlow):
         self._flow = flow
         self._tokenizer = tokenizer
         self._sampling = dict(sampling_params or {})
-        self._config = Settings(config or {}) if config is None or isinstance(config, dict) else config
+        self._config = FlowConfig(config or {}) if config is None or isinstance(config, dict) else config
 
     async def run(self, rollout: Rollout) -> None:
         fields = {**rollout.sample, "uid": rollout.prompt_uid, "channel": self.channel}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stepwell.agents.claw_r1 as ours
-from stepwell.agents.claw_r1 import AgentFlowBase, ClawR1Flow, Settings, Step, provide_modules, register
+from stepwell.agents.claw_r1 import AgentFlowBase, ClawR1Flow, FlowConfig, Step, provide_modules, register
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.rollout import RolloutStatus
 from stepwell.agents.rollouter import AsyncRollouter
@@ -185,7 +185,7 @@ async def test_several_steps_with_one_index_are_refused_instead_of_lost(gateway:
 
 
 async def test_a_flow_by_itself_submits_under_the_uids_of_its_steps(gateway: str, pool: LocalPool) -> None:
-    flow = TwoTurns(gateway_url=gateway, tokenizer=Tokenizer(), trainer_config=Settings(CONFIG))
+    flow = TwoTurns(gateway_url=gateway, tokenizer=Tokenizer(), trainer_config=FlowConfig(CONFIG))
     assert await flow.run({"temperature": 1.0}, uid=17, channel="train", raw_prompt=GSM8K["prompt"]) == 2
     assert [(step.prompt_uid, step.is_last, step.temperature) for step in pool.taken()] == [
         ("17", False, 1.0),
@@ -202,9 +202,9 @@ async def test_without_the_system_prompt_only_the_messages_are_left() -> None:
 
 
 def test_a_missing_setting_is_named() -> None:
-    assert Settings(CONFIG).actor_rollout_ref.rollout.prompt_length == 8192
+    assert FlowConfig(CONFIG).actor_rollout_ref.rollout.prompt_length == 8192
     with pytest.raises(AttributeError, match=r"no 'max_turns'; give it as ClawR1Flow\(config="):
-        _ = Settings(CONFIG).actor_rollout_ref.max_turns
+        _ = FlowConfig(CONFIG).actor_rollout_ref.max_turns
 
 
 ITS_FILES = [("single_step_single_turn_agent_flow.py", 1), ("multi_step_agent_flow.py", 2)]
