@@ -59,13 +59,13 @@ class Step:
     metadata: dict[str, Any] | None = None
 
 
-class Settings(dict[str, Any]):
+class FlowConfig(dict[str, Any]):
     """A configuration whose keys are attributes, too."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
             raise AttributeError(f"the configuration has no {name!r}; give it as ClawR1Flow(config={{…}})")
-        return Settings(self[name]) if isinstance(self[name], dict) else self[name]
+        return FlowConfig(self[name]) if isinstance(self[name], dict) else self[name]
 
 
 def register(agent_name: str) -> Callable[[F], F]:
@@ -263,7 +263,7 @@ class ClawR1Flow(AgentFlow):
         self._flow = flow
         self._tokenizer = tokenizer
         self._sampling = dict(sampling_params or {})
-        self._config = Settings(config or {}) if config is None or isinstance(config, dict) else config
+        self._config = FlowConfig(config or {}) if config is None or isinstance(config, dict) else config
 
     async def run(self, rollout: Rollout) -> None:
         fields = {**rollout.sample, "uid": rollout.prompt_uid, "channel": self.channel}
@@ -298,3 +298,5 @@ def provide_modules() -> None:
     if sys.modules.get(MODULES[0], this) is not this:
         raise BadRequest("Claw-R1's own modules are loaded already; call provide_modules() before any import of them")
     sys.modules.update(dict.fromkeys(MODULES, this))
+    for name in MODULES[1:]:
+        setattr(this, name.rpartition(".")[2], this)  # `from claw_r1.agent_flow import agent_flow`

@@ -5,10 +5,13 @@ They are known by the names of their parameters. What a dataset's fields say is 
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import wraps
+from numbers import Real
 from typing import Any, TypeAlias
 
+import numpy as np
 import orjson
 
 from stepwell.common.async_calls import is_async
@@ -65,12 +68,17 @@ def _arguments(compute_score: ComputeScore, sample: Sample) -> dict[str, Any]:
 
 
 def _as_score(told: Any) -> float | Score:
-    """A number; or a dictionary with a `score`, whose other numbers become parts, and the rest a note."""
+    """A number; or a dictionary with a `score`, whose other finite numbers become parts, and the rest a note."""
     if not isinstance(told, Mapping):
         return told  # type: ignore[no-any-return]  # the worker refuses what is no number
     if SCORE not in told:
         raise ValueError(f"compute_score returned a dictionary without {SCORE!r}: {', '.join(map(str, told))}")
     rest = {str(name): value for name, value in told.items() if name != SCORE}
-    parts = {name: float(value) for name, value in rest.items() if isinstance(value, int | float)}
+    parts = {name: float(value) for name, value in rest.items() if _is_finite(value)}
     notes = {name: value for name, value in rest.items() if name not in parts}
-    return Score(float(told[SCORE]), parts, notes=orjson.dumps(notes, default=str).decode() if notes else "")
+    return Score(told[SCORE], parts, notes=orjson.dumps(notes, default=str).decode() if notes else "")
+
+
+def _is_finite(value: object) -> bool:
+    """A part that is no finite number would make the whole score an error."""
+    return isinstance(value, Real | np.bool_) and math.isfinite(value)

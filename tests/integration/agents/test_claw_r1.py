@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 import stepwell.agents.claw_r1 as ours
-from stepwell.agents.claw_r1 import AgentFlowBase, ClawR1Flow, Settings, Step, provide_modules, register
+from stepwell.agents.claw_r1 import AgentFlowBase, ClawR1Flow, FlowConfig, Step, provide_modules, register
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.rollout import RolloutStatus
 from stepwell.agents.rollouter import AsyncRollouter
@@ -208,7 +208,7 @@ async def test_several_steps_with_one_index_are_refused_instead_of_lost(gateway:
 
 
 async def test_a_flow_by_itself_submits_under_the_uids_of_its_steps(gateway: str, pool: LocalPool) -> None:
-    flow = TwoTurns(gateway_url=gateway, tokenizer=Tokenizer(), trainer_config=Settings(CONFIG))
+    flow = TwoTurns(gateway_url=gateway, tokenizer=Tokenizer(), trainer_config=FlowConfig(CONFIG))
     assert await flow.run({"temperature": 1.0}, uid=17, channel="train", raw_prompt=GSM8K["prompt"]) == 2
     assert [(step.prompt_uid, step.is_last, step.temperature) for step in pool.taken()] == [
         ("17", False, 1.0),
@@ -225,9 +225,9 @@ async def test_without_the_system_prompt_only_the_messages_are_left() -> None:
 
 
 def test_a_missing_setting_is_named() -> None:
-    assert Settings(CONFIG).actor_rollout_ref.rollout.prompt_length == 8192
+    assert FlowConfig(CONFIG).actor_rollout_ref.rollout.prompt_length == 8192
     with pytest.raises(AttributeError, match=r"no 'max_turns'; give it as ClawR1Flow\(config="):
-        _ = Settings(CONFIG).actor_rollout_ref.max_turns
+        _ = FlowConfig(CONFIG).actor_rollout_ref.max_turns
 
 
 ITS_FILES = [("single_step_single_turn_agent_flow.py", 1), ("multi_step_agent_flow.py", 2)]
@@ -264,6 +264,24 @@ def loaded(source: Path, monkeypatch: pytest.MonkeyPatch) -> type[AgentFlowBase]
     runpy.run_path(str(source))
     (flow,) = ours.REGISTERED.values()
     return flow
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from claw_r1.agent_flow.agent_flow import AgentFlowBase as found",
+        "from claw_r1.agent_flow import agent_flow; found = agent_flow.AgentFlowBase",
+        "import claw_r1.agent_flow.agent_flow as own; found = own.AgentFlowBase",
+        "import claw_r1.data_pool.data_model, claw_r1.agent_flow; found = claw_r1.agent_flow.AgentFlowBase",
+    ],
+)
+def test_provided_modules_are_found_by_every_form_of_import(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ours.MODULES:
+        monkeypatch.setitem(sys.modules, name, ours)  # so that they are gone afterwards
+    provide_modules()
+    names: dict[str, Any] = {}
+    exec(line, names)
+    assert names["found"] is AgentFlowBase
 
 
 def test_modules_are_not_provided_over_those_that_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from stepwell.pool.api.scoring import Score
+from stepwell.rewards.attempt import as_score
 from stepwell.rewards.loading import load
 from tests.unit.rewards.samples import sample
 
@@ -15,6 +16,11 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 async def later(solution_str, ground_truth):
     return float(ground_truth)
+
+def of_arrays(solution_str, ground_truth):
+    import numpy as np
+
+    return {"score": np.float32(0.5), "acc": np.bool_(True), "length": np.float32(3), "mean_of_none": np.float64("nan")}
 
 def lost(solution_str, ground_truth, **more):
     return {"acc": 1.0}
@@ -40,6 +46,13 @@ def test_it_gets_what_the_dataset_says_and_the_models_text(functions: str) -> No
     assert (score.value, score.parts) == (0.5, {"acc": 1.0})
     assert '"pred":"It is 72."' in score.notes
     assert '["openai/gsm8k","72",{"index":3,"num_turns":1}]' in score.notes
+
+
+def test_a_part_that_is_no_finite_number_costs_no_score(functions: str) -> None:
+    told: Any = load(f"{functions}:of_arrays").call(ANSWERED)
+    score = as_score(told, steps=1)
+    assert (score.value, score.parts) == (0.5, {"acc": 1.0, "length": 3.0})
+    assert "mean_of_none" in score.notes
 
 
 async def test_a_coroutine_gets_no_more_than_it_names(functions: str) -> None:

@@ -217,6 +217,10 @@ async def _(_: Path) -> None:
     assert not evaluation.done()
     env.gate.set()
     await asyncio.wait_for(evaluation, 5)
+    env.fails = 1
+    env.eval_workers.add(asyncio.create_task(env.collect_trajectory(0)))
+    with pytest.raises(ValueError, match="a bad moment"):
+        await env.evaluate_to_end()
 
 
 @row("`max_n_completions`")

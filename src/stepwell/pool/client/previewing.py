@@ -5,7 +5,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Literal
 
-from stepwell.pool.api.leasing import BatchRequest, ExactFill, GroupOffer
+from stepwell.pool.api.leasing import BatchRequest, ExactFill, GroupOffer, Order
 from stepwell.pool.api.preview import LATER, WAITING, BatchPreview, PreviewItem, ShardPreview
 from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.client.fetching import limited, oldest_parts
@@ -28,14 +28,16 @@ async def preview_batch(shards: ShardSet, channel: str) -> BatchPreview:
     waits_for = last.waits_for
     if several:
         answer, waits_for = await _by_parts(shards, last.request, share)
-    count = sum(part.count for part in answer.parts)
+    is_complete = sum(part.count for part in answer.parts) >= last.request.count
+    if answer.missing and last.request.order is Order.STRICT:
+        is_complete, waits_for = False, f"an answer of {', '.join(answer.missing)}, which may hold what is older"
     return BatchPreview(
         request=last.request,
         asked_at=last.asked_at,
         items=sorted(_named(answer, "items"), key=lambda item: (item.from_history, item.opened_at)),
-        is_complete=count >= last.request.count,
+        is_complete=is_complete,
         waiting=_oldest_waiting(_named(answer, "waiting")),
-        waits_for="" if count >= last.request.count else waits_for,
+        waits_for="" if is_complete else waits_for,
         missing=answer.missing,
     )
 

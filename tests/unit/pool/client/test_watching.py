@@ -120,3 +120,15 @@ async def test_the_series_of_all_shards_come_as_one(client: LocalPool) -> None:
     assert abs(series.ends[-1] - START) <= 10
     assert (sum(train.steps), sum(train.trained_steps), sum(train.rewards)) == (12, 12, 12)
     assert sum(sum(interval.values()) for interval in train.staleness) == 12
+
+
+async def test_a_preview_in_strict_order_waits_for_a_shard_that_is_away_as_a_fetch_does(client: LocalPool) -> None:
+    await fill(client)
+    await client.nack(await client.fetch_batch(1, timeout=5, lease=60, order="strict"))
+    assert (await client.preview("train")).is_complete
+    client.transport.shards_away.add("data_pool-1")
+    found = await client.preview("train")
+    assert (found.is_complete, found.missing) == (False, ("data_pool-1",))
+    assert found.waits_for == "an answer of data_pool-1, which may hold what is older"
+    with pytest.raises(FetchTimeout, match="data_pool-1: it does not answer"):
+        await client.fetch_batch(1, timeout=0.05, order="strict")
