@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepwell.common.message_format import message
+from stepwell.common.message_format import message, sent
 from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.step import IntArray, JsonObject
@@ -26,6 +26,7 @@ class TrajectoryRef:
     prompt_uid: str
 
 
+@sent
 class SubmitVerdict(StrEnum):
     """The pool's answer to one submitted step."""
 
@@ -48,6 +49,7 @@ class SubmitVerdict(StrEnum):
     """Another shard has the trajectory, or may open it. The client asks that one; no producer gets this verdict."""
 
 
+@sent
 class EndResult(StrEnum):
     """What became of a trajectory that its producer ended."""
 
@@ -116,6 +118,7 @@ TURN_WAIT = 0.5
 """Seconds that a call which continues a conversation waits for the step that another gateway holds."""
 
 
+@sent
 class FlushNeeded(Exception):
     """Why a trajectory is not completed yet: another gateway may hold steps of it, and is asked for them."""
 
