@@ -104,7 +104,7 @@ def unpack_message(parts: Sequence[bytes | memoryview]) -> Any:
             return reader.read(strict_map_key=False, object_pairs_hook=_checked_mapping, unicode_errors="surrogatepass")
     except (StepwellError, MalformedMessage):
         raise
-    except Exception as failure:
+    except Exception as failure:  # noqa: BLE001 - whatever they make of our code, they are no message
         raise MalformedMessage(f"{type(failure).__name__}: {failure}") from None
 
 

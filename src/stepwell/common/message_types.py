@@ -24,8 +24,13 @@ Check = Callable[[Any], bool]
 INTEGERS: tuple[type, ...] = (int, bool, *(np.dtype(code).type for code in "bBhHiIlLqQ"))
 FLOATS: tuple[type, ...] = (*INTEGERS, float, np.float16, np.float32, np.float64)
 SCALARS: dict[Any, tuple[type, ...]] = {
-    **{None: (NoneType,), NoneType: (NoneType,), str: (str,), bytes: (bytes,)},
-    **{bool: (bool, np.bool_), int: INTEGERS, float: FLOATS},
+    None: (NoneType,),
+    NoneType: (NoneType,),
+    str: (str,),
+    bytes: (bytes,),
+    bool: (bool, np.bool_),
+    int: INTEGERS,
+    float: FLOATS,
 }
 JSON_SCALARS = frozenset((str, int, float, bool, NoneType))
 JSON_KINDS = JSON_SCALARS | {dict, list}

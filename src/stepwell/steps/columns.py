@@ -10,7 +10,7 @@ A message of packed steps costs little more than its bytes; a list of Python int
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
@@ -276,7 +276,7 @@ def _read_spans(counts: list[int], spans: Any) -> list[tuple[VersionSpan, ...]]:
     _check_arrays({"spans": spans}, [("spans", "i")], 3 * ends[-1])
     made = [*map(partial(tuple.__new__, VersionSpan), zip(*spans.reshape(-1, 3).T.tolist(), strict=True))]
     if set(counts) == {1}:  # as most engines report them
-        return [*zip(made)]  # noqa: B905 - of one
+        return [*zip(made)]
     return [tuple(made[start:end]) for start, end in pairwise(ends)]
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepwell import errors
@@ -33,15 +33,15 @@ from stepwell.common.message_format import FORMAT, MESSAGES, OWN_FORMS, field_na
 from stepwell.common.message_types import Json, field_fits, fit
 from stepwell.errors import IncompatibleMessage, StepwellError
 from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.ports import RewardScorer
 from stepwell.pool.api.producing import FlushNeeded, KnowsCall, SubmitVerdict
 from stepwell.pool.api.shard_layout import GroupElsewhere
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client.link_messages import LinkAnswer, LinkCall, LinkState
 from stepwell.pool.shard.service import ShardService
-from stepwell.rewards.worker import RewardLoopWorker
 from stepwell.steps.columns import Bases, Columns, pack, unpack
 from stepwell.steps.step import Exactness, VersionSpan
-from tests.builders import make_step, same_step
+from tests.builders import make_step
 
 STEP_METADATA = {"gt": 2**70, "scores": [math.inf, -0.0, 1, True, None], "half": "\ud800", "nested": {"null": "null"}}
 
@@ -57,11 +57,11 @@ def is_same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, float):
-        return struct.pack("d", a) == struct.pack("d", b)
+        return (a != a and b != b) or struct.pack("d", a) == struct.pack("d", b)
     if isinstance(a, Mapping):
         return list(map(repr, a)) == list(map(repr, b)) and all(map(is_same, a.values(), b.values()))
     if isinstance(a, Columns):
-        return all(map(same_step, unpack(a, copy=True), unpack(b, copy=True))) and is_same(a.bases, b.bases)
+        return is_same(unpack(a, copy=True), unpack(b, copy=True)) and is_same(a.bases, b.bases)
     if is_dataclass(a):
         return all(is_same(getattr(a, name), getattr(b, name)) for name in field_names(type(a)))
     if isinstance(a, list | tuple):
@@ -73,7 +73,7 @@ def public_calls() -> Iterator[Any]:
     for name, call in inspect.getmembers(ShardService, inspect.isfunction):
         if not name.startswith("_"):
             yield call
-    yield RewardLoopWorker.compute_reward
+    yield RewardScorer.compute_reward
 
 
 def annotations() -> Iterator[Any]:
@@ -109,33 +109,44 @@ def sent_classes() -> set[type]:
     return found
 
 
+SIMPLE: dict[Any, Any] = {
+    NoneType: None,
+    str: "täxt",
+    int: 2**63,
+    float: math.nan,
+    bool: True,
+    Any: [{"a": (1,)}],
+    object: {1, 2},
+    Json: {"a": [None, 1.5, {"b": -(2**64)}]},
+    Exception: GroupElsewhere("p"),
+}
+
+
 def example(annotation: Any) -> Any:
-    args = typing.get_args(annotation)
-    simple: dict[Any, Any] = {NoneType: None, str: "täxt", int: 2**63, float: math.nan, bool: True, Any: [{"a": (1,)}]}
-    simple |= {object: {1, 2}, Json: {"a": [None, 1.5, {"b": -(2**64)}]}, Exception: GroupElsewhere("p")}
-    if annotation in simple:
-        return simple[annotation]
+    if annotation in SIMPLE:
+        return SIMPLE[annotation]
     if annotation is Columns:
         return pack([make_step(metadata=STEP_METADATA), make_step(version_spans=(VersionSpan(1, 0, 2),))])
-    if isinstance(annotation, type) and not args:
-        if issubclass(annotation, Enum):
-            return [*annotation][-1]
-        hints = typing.get_type_hints(annotation, localns={"Json": Json})
-        return annotation(**{name: example(hints[name]) for name in field_names(annotation)})
-    origin: Any = typing.get_origin(annotation)
-    if origin is typing.Literal:
-        return args[0]
+    if typing.get_origin(annotation) is not None:
+        return generic_example(typing.get_origin(annotation), typing.get_args(annotation))
+    if issubclass(annotation, Enum):
+        return [*annotation][-1]
+    hints = typing.get_type_hints(annotation, localns={"Json": Json})
+    return annotation(**{name: example(hints[name]) for name in field_names(annotation)})
+
+
+def generic_example(origin: Any, args: tuple[Any, ...]) -> Any:
     if origin is np.ndarray:
         return np.arange(5).astype(typing.get_args(args[1])[0])
     if origin is tuple:
         return tuple(map(example, args)) if args[-1] is not Ellipsis else (example(args[0]),) * 2
     if origin is Counter:
         return Counter({example(args[0]): 3})
-    if issubclass(origin, Mapping):
+    if isinstance(origin, type) and issubclass(origin, Mapping):
         return {example(args[0]): example(args[1])}
-    if issubclass(origin, Sequence):
+    if isinstance(origin, type) and issubclass(origin, Sequence):
         return [example(args[0])] * 2
-    return example(args[0])  # a union
+    return args[0] if origin is typing.Literal else example(args[0])
 
 
 def test_every_type_in_the_calls_of_shards_and_reward_workers_can_travel() -> None:
@@ -189,6 +200,7 @@ plain = st.recursive(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(plain)
 def test_plain_values_arrive_exactly(value: Any) -> None:
     assert is_same(arrived(value), value)
@@ -201,6 +213,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -214,11 +227,7 @@ def test_columns_arrive_exactly(told: list[Any]) -> None:
         make_step(metadata=metadata, quarantine=why, uid=uid, version_spans=(VersionSpan(2, 0, 1),) * spans)
         for metadata, why, uid, spans in told
     ]
-    columns = arrived(pack(steps))
-    assert is_same([step.metadata for step in unpack(columns, copy=False)], [step.metadata for step in steps])
-    assert all(
-        map(same_step, unpack(columns, copy=False), [replace(step, metadata=arrived(step.metadata)) for step in steps])
-    ) or any("nan" in repr(s) for s in steps)
+    assert is_same(unpack(arrived(pack(steps)), copy=False), steps)
 
 
 def test_arrays_are_read_only_views_of_what_was_received() -> None:
@@ -295,7 +304,6 @@ def test_no_constructor_is_called_with_what_does_not_fit(name: str, fields: dict
     [
         {"short": b""},
         {"count": 3},
-        {"lists": b"{}"},
         {"lists": b'{"metadata": [1, 2]}'},
         {"texts": "a"},
         {"tokens": np.zeros(3, np.int32)},
