@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from msgpack import ExtType, Packer, Unpacker, unpackb
+from numpy.typing import NDArray
 
 from stepwell import errors
 from stepwell.common.message_format import (
@@ -147,13 +148,13 @@ class _Writer:
         return write(self, value)
 
 
-def _write_array(writer: _Writer, array: Any) -> ExtType:
+def _write_array(writer: _Writer, array: NDArray[Any]) -> ExtType:
     code = DTYPE_CODES.get(array.dtype)
     if code is None:
         raise TypeError(f"arrays of {array.dtype} cannot travel")
     index = len(writer.arrays)
     shape = array.shape
-    writer.arrays.append(memoryview(np.ascontiguousarray(array)).cast("B") if array.size else b"")
+    writer.arrays.append(np.ascontiguousarray(array).data.cast("B") if array.size else b"")
     if len(shape) == 1:
         return ExtType(ARRAY, ARRAY_1D.pack(code, index, shape[0]))
     return ExtType(ARRAY, ARRAY_HEAD.pack(code, index) + struct.pack(f"<{len(shape)}Q", *shape))
@@ -185,7 +186,7 @@ def _elements_writer(kind: int) -> Write:
     return lambda writer, elements: [mark, *elements]
 
 
-def _writer_of(cls: Any) -> Write:
+def _writer_of(cls: type) -> Write:
     if MESSAGES.get(cls.__name__) is cls and not issubclass(cls, Exception):
         return _enum_writer(cls) if issubclass(cls, Enum) else _message_writer(cls)
     if issubclass(cls, Enum) or hasattr(cls, "_fields"):
@@ -220,7 +221,7 @@ BASES: Mapping[Any, Write] = {
     Exception: _write_failure,
     np.generic: _write_number,
     np.ndarray: _write_array,
-    Counter: lambda writer, counts: [COUNTER_MARK, dict(counts)],
+    Counter: lambda writer, counts: [ExtType(COUNTER, b""), dict(counts)],
     Mapping: lambda writer, mapping: dict(mapping),
     str: lambda writer, text: str.__str__(text),
     int: lambda writer, number: int(number),
@@ -231,7 +232,6 @@ BASES: Mapping[Any, Write] = {
     Sequence: lambda writer, elements: list(elements),
 }
 """How classes are written that msgpack does not know."""
-COUNTER_MARK = ExtType(COUNTER, b"")
 WRITERS: dict[type, Write] = {int: _write_int}
 
 

@@ -32,7 +32,7 @@ SCALARS: dict[Any, tuple[type, ...]] = {
     int: INTEGERS,
     float: FLOATS,
 }
-JSON_SCALARS = frozenset((str, int, float, bool, NoneType))
+JSON_SCALARS: frozenset[type] = frozenset((str, int, float, bool, NoneType))
 JSON_KINDS = JSON_SCALARS | {dict, list}
 KEYS = frozenset((*JSON_SCALARS, bytes))
 """Keys of mappings and elements of sets, besides enums: a sender cannot make many of them with the same hash."""
