@@ -48,6 +48,10 @@ LISTS = {column.packed: LIST_CLASSES[column.kind] for column in SCALAR_COLUMNS i
 TEXTS = tuple(name for name, classes in LISTS.items() if classes == {str})
 END = "\0"
 """Between texts that are sent end to end."""
+SPAN = np.dtype("<i8")
+"""Of the three numbers of a VersionSpan."""
+ALIKE = "*"
+"""After the name of a column whose texts are all the same."""
 SHORT = sorted(
     [
         *((column.packed, np.dtype(DTYPES[column.kind])) for column in SCALAR_COLUMNS if column.kind in DTYPES),
@@ -187,13 +191,10 @@ CARRIED_NAMES = tuple(column.packed for column in CARRIED)
 
 def make_columns(count: int, values: Mapping[str, Any]) -> Columns:
     """Columns of so many steps from values by their packed names. A column without values has its default."""
-    scalars = {
-        column.packed: values[column.packed]
-        if column.packed in values
-        else pack_values(column, [column.default] * count)
-        for column in SCALAR_COLUMNS
-        if column.packed in values or column.default is not REQUIRED
-    }
+    scalars = {name: values[name] for name, _ in PACKING if name in values}
+    if len(scalars) < len(PACKING):
+        lacking = [c for c in SCALAR_COLUMNS if c.packed not in values and c.default is not REQUIRED]
+        scalars |= {column.packed: pack_values(column, [column.default] * count) for column in lacking}
     return Columns(
         added=values["tokens"],
         logprobs=values["logprobs"],
@@ -227,17 +228,14 @@ def to_message(columns: Columns) -> dict[str, Any]:
     steps, and an array by itself costs more than its bytes."""
     values = sent_values(columns)
     values["exactness"] = [grade.value for grade in columns.exactness]
-    texts = [values[name] for name in TEXTS]
     with suppress(TypeError):
-        joined = END.join(chain.from_iterable(texts))
-        if joined.count(END) == max(0, len(TEXTS) * len(columns) - 1):
-            values |= {"texts": joined, "text_names": ",".join(TEXTS)}
+        values |= _joined_texts({name: values[name] for name in TEXTS}, len(columns))
     lists = {name: values.pop(name) for name in LISTS}
     if "texts" in values:
         lists = {name: of_steps for name, of_steps in lists.items() if name not in TEXTS}
     spans = values.pop("version_spans")
     values["span_counts_S"] = np.array([len(of_step) for of_step in spans], np.int32)
-    values["spans"] = np.fromiter(chain.from_iterable(chain.from_iterable(spans)), np.int64)
+    values["spans"] = np.fromiter(chain.from_iterable(chain.from_iterable(spans)), SPAN).tobytes()
     if all(values[name].dtype == dtype for name, dtype in SHORT):
         values["short"] = b"".join([values.pop(name).tobytes() for name, _ in SHORT])
         values["layout"] = LAYOUT
@@ -249,16 +247,18 @@ def from_message(values: dict[str, Any]) -> Columns:
     count, lists = values["count"], _read_json(values["lists"])
     if type(values.get("bases")) not in (Bases, NoneType) or type(values.get("sent_at")) not in (float, NoneType):
         raise TypeError("bases, sent_at")
-    for name in lists.keys() & LISTS:
-        if len(lists[name]) != count or not LISTS[name].issuperset(map(type, lists[name])):
+    if type(count) is not int or count < 0:
+        raise TypeError("count")
+    if "short" in values:
+        values = values | _read_short(values["short"], values["layout"], count)
+    else:
+        _check_arrays(values, [(name, KINDS[dtype.kind]) for name, dtype in SHORT], count)
+    for name, column in lists.items():
+        if name in LISTS and (len(column) != count or not LISTS[name].issuperset(map(type, column))):
             raise TypeError(name)
     values = values | lists
     if "texts" in values:
         values |= _read_texts(values["texts"], values["text_names"].split(","), count)
-    if "short" in values:
-        values |= _read_short(values["short"], values["layout"], count)
-    else:
-        _check_arrays(values, [(name, KINDS[dtype.kind]) for name, dtype in SHORT], count)
     values["exactness"] = [GRADE_OF[grade] for grade in values["exactness"]]
     values["version_spans"] = _read_spans(values["span_counts_S"].tolist(), values["spans"])
     columns = make_columns(count, values)
@@ -271,10 +271,24 @@ def from_message(values: dict[str, Any]) -> Columns:
     return columns
 
 
+def _joined_texts(texts: Mapping[str, list[str]], count: int) -> dict[str, str]:
+    """All end to end; once only, where all of a column are alike. Empty if a text has END in it."""
+    names, parts = [], []
+    for name, column in texts.items():
+        is_alike = count > 1 and column.count(column[0]) == count
+        names.append(name + ALIKE if is_alike else name)
+        parts.append(column[:1] if is_alike else column)
+    joined = END.join(chain.from_iterable(parts))
+    is_exact = joined.count(END) == max(0, sum(map(len, parts)) - 1)
+    return {"texts": joined, "text_names": ",".join(names)} if is_exact else {}
+
+
 def _read_spans(counts: list[int], spans: Any) -> list[tuple[VersionSpan, ...]]:
     ends = [0, *accumulate(counts)]
-    _check_arrays({"spans": spans}, [("spans", "i")], 3 * ends[-1])
-    made = [*map(partial(tuple.__new__, VersionSpan), zip(*spans.reshape(-1, 3).T.tolist(), strict=True))]
+    numbers = np.frombuffer(spans, SPAN).tolist()
+    if len(numbers) != 3 * ends[-1]:
+        raise ValueError("spans")
+    made = [*map(partial(tuple.__new__, VersionSpan), zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))]
     if set(counts) == {1}:  # as most engines report them
         return [*zip(made)]
     return [tuple(made[start:end]) for start, end in pairwise(ends)]
@@ -282,12 +296,14 @@ def _read_spans(counts: list[int], spans: Any) -> list[tuple[VersionSpan, ...]]:
 
 def _read_texts(joined: Any, names: list[str], count: int) -> dict[str, list[str]]:
     """As these are parts of one text, nothing else than texts can be among them."""
-    if type(joined) is not str or type(count) is not int or not 0 <= count <= len(joined) + 1:
-        raise TypeError("texts")
-    texts = joined.split(END) if count else []
-    if len(texts) != len(names) * count:
+    texts, at, columns = joined.split(END) if count else [], 0, {}
+    for name in names:
+        size = 1 if name.endswith(ALIKE) else count
+        columns[name.removesuffix(ALIKE)] = texts[at : at + size] * (count // size if count else 1)
+        at += size
+    if at != len(texts):
         raise ValueError("texts")
-    return {name: texts[at * count : (at + 1) * count] for at, name in enumerate(names) if name in TEXTS}
+    return {name: column for name, column in columns.items() if name in TEXTS}
 
 
 def _read_short(short: Any, layout: Any, count: int) -> dict[str, Any]:
