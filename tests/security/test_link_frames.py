@@ -12,9 +12,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from stepwell.common.message_codec import CLASS, SEPARATOR, pack_message
+from stepwell.common.message_codec import CLASS, MOST_PACKED, SEPARATOR, pack_message
 from stepwell.common.message_format import FORMAT
-from stepwell.errors import BadRequest, IncompatibleMessage
+from stepwell.errors import BadRequest, IncompatibleMessage, TooLarge
 from stepwell.pool.api.producing import KnowsCall
 from stepwell.pool.api.transport import ActorFailed
 from stepwell.pool.client.link_messages import (
@@ -219,6 +219,11 @@ async def test_the_parents_connection_is_read_in_the_same_way(linked: Linked, tm
             pass
     assert not touched.exists()
     writer.close()
+
+
+def test_what_the_other_side_would_not_read_is_not_sent() -> None:
+    with pytest.raises(TooLarge, match="more than a link carries"):
+        frame(1, LinkCall("a", "m", [bytes(MOST_PACKED)], {}))
 
 
 def test_no_module_of_the_wire_loads_pickles() -> None:

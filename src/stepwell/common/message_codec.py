@@ -50,7 +50,7 @@ HOMES = tuple(
 )
 """The modules of all classes that travel. A process may be sent a class of which it has not imported the module yet."""
 
-MOST_BYTES = 2**27
+MOST_PACKED = 2**27
 """Of the msgpack part."""
 MOST_ARRAYS = 2**17
 MOST_NAMES = 2**14
@@ -93,7 +93,7 @@ def unpack_message(parts: Sequence[bytes | memoryview]) -> Any:
     MalformedMessage for bytes that no Stepwell sends; IncompatibleMessage for those of another release.
     """
     packed = parts[0]
-    if len(packed) > MOST_BYTES or len(parts) > MOST_ARRAYS:
+    if len(packed) > MOST_PACKED or len(parts) > MOST_ARRAYS:
         raise MalformedMessage(f"a message of {len(parts)} parts, the first of {len(packed)} bytes")
     try:
         if len(packed) > UNCHECKED:

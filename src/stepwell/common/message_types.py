@@ -33,7 +33,7 @@ SCALARS: dict[Any, tuple[type, ...]] = {
     float: FLOATS,
 }
 JSON_SCALARS: frozenset[type] = frozenset((str, int, float, bool, NoneType))
-JSON_KINDS = JSON_SCALARS | {dict, list}
+JSON_KINDS = JSON_SCALARS | {dict, list, tuple}
 KEYS = frozenset((*JSON_SCALARS, bytes))
 """Keys of mappings and elements of sets, besides enums: a sender cannot make many of them with the same hash."""
 ARRAY_KINDS = {"i": "iu", "u": "iu", "f": "f", "b": "b"}
@@ -75,14 +75,14 @@ def is_key(value: object) -> bool:
 
 
 def are_json(values: Collection[object]) -> bool:
-    """Level by level: a peer may nest its values as deeply as it likes."""
+    """Level by level: a peer may nest its values as deeply as it likes. A tuple counts as a list."""
     while not JSON_SCALARS.issuperset(kinds := set(map(type, values))):
         if not kinds <= JSON_KINDS:
             return False
         objects = [value for value in values if type(value) is dict]
         if not {str}.issuperset(map(type, chain.from_iterable(objects))):
             return False
-        lists = [value for value in values if type(value) is list]
+        lists = [value for value in values if type(value) in (list, tuple)]
         values = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, objects))]
     return True
 
@@ -96,7 +96,7 @@ class Json:
 
 
 ANYTHING = Fit(bases=(object,))
-JSON = Fit(JSON_SCALARS, {dict: _is_json, list: _is_json})
+JSON = Fit(JSON_SCALARS, {dict: _is_json, list: _is_json, tuple: _is_json})
 
 
 @cache

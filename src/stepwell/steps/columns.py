@@ -337,15 +337,19 @@ def _check_arrays(values: Mapping[str, Any], kinds: Sequence[tuple[str, str]], c
             raise TypeError(name)
 
 
-def _exact_json(lists: Mapping[str, list[Any]]) -> bytes | str:
-    """As bytes, if orjson leaves out nothing: it writes NaN as null, and takes no integer beyond 64 bits."""
+def _exact_json(lists: dict[str, list[Any]]) -> bytes | str | dict[str, list[Any]]:
+    """As bytes, if orjson leaves out nothing: it writes NaN as null, and takes no integer beyond 64 bits. As they are,
+    if they are no JSON."""
     import orjson
 
     with suppress(TypeError):
         raw = orjson.dumps(lists, option=orjson.OPT_PASSTHROUGH_SUBCLASS)
         if raw.count(b"null") == sum(map(_nones, lists.values())):
             return raw
-    return json.dumps(lists)
+    try:
+        return json.dumps(lists)
+    except TypeError:
+        return lists
 
 
 def _nones(values: list[Any]) -> int:
@@ -359,7 +363,7 @@ def _read_json(raw: Any) -> dict[str, Any]:
     """What orjson has written it can read; it reads other integers beyond 64 bits as floats."""
     import orjson
 
-    value = orjson.loads(raw) if type(raw) is bytes else json.loads(raw)
+    value = raw if type(raw) is dict else orjson.loads(raw) if type(raw) is bytes else json.loads(raw)
     if type(value) is not dict or not {list}.issuperset(map(type, value.values())):
         raise TypeError("JSON")
     return value

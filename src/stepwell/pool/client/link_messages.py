@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from stepwell.common.message_codec import MOST_ARRAYS, MalformedMessage, pack_message, unpack_message
+from stepwell.common.message_codec import MOST_ARRAYS, MOST_PACKED, MalformedMessage, pack_message, unpack_message
 from stepwell.common.message_format import message
+from stepwell.errors import TooLarge
 
 HEADER = struct.Struct("!QQQ")
 """The number of the call, the length of what follows, and the number of its parts: the message and its arrays."""
@@ -76,11 +77,13 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, PackedMessage]:
     return number, PackedMessage(parts, await reader.readexactly(length))
 
 
-def frame(number: int, message: LinkCall | LinkAnswer | LinkState) -> list[bytes | memoryview]:
-    """In pieces, for `writelines`."""
-    packed, *arrays = pack_message(message)
+def frame(number: int, content: LinkCall | LinkAnswer | LinkState) -> list[bytes | memoryview]:
+    """In pieces, for `writelines`. TooLarge if the other side would not read it."""
+    packed, *arrays = pack_message(content)
     sizes = [len(packed), *map(len, arrays)]
     length, parts = sum(sizes) + SIZE.size * len(sizes), len(sizes)
+    if length > MOST_BYTES or parts > MOST_ARRAYS or len(packed) > MOST_PACKED:
+        raise TooLarge(f"a message of {length} bytes in {parts} parts is more than a link carries; send less at once")
     return [struct.pack(f"!QQQ{parts}Q", number, length, parts, *sizes) + packed, *arrays]
 
 
