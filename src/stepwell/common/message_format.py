@@ -4,29 +4,47 @@
   may be added at any place if it has a default, and a class may move to another module.
 - A field is never renamed, and its meaning never changes. A class keeps its name.
 - The sender's FORMAT travels with each object. It is raised if a message of before cannot be read by these rules.
+
+Between a link and its clients messages travel as message_codec.py writes them, elsewhere as pickles.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from stepwell.errors import IncompatibleMessage
 
 C = TypeVar("C", bound=type)
 
+
+class OwnForm(NamedTuple):
+    """How a class travels that is sent by other names than those of its fields."""
+
+    values: Callable[[Any], dict[str, Any]]
+    read: Callable[[dict[str, Any]], object]
+    """ValueError, KeyError or TypeError if they do not fit. Names that it does not know are left out."""
+
+
 FORMAT = 1
 MESSAGES: dict[str, type] = {}
 """By the name of the class."""
+OWN_FORMS: dict[type, OwnForm] = {}
+
+
+def sent(cls: C) -> C:
+    """Class decorator: an enum, an error or a named tuple that processes send one another; its pickles are Python's."""
+    assert cls.__name__ not in MESSAGES, cls
+    MESSAGES[cls.__name__] = cls
+    return cls
 
 
 def message(cls: C) -> C:
     """Class decorator: a dataclass or named tuple that processes send one another."""
-    assert cls.__name__ not in MESSAGES, cls
-    MESSAGES[cls.__name__] = cls
-    names = _field_names(cls)
+    sent(cls)
+    names = field_names(cls)
 
     def reduce(self: object) -> tuple[Callable[..., object], tuple[str, str, int, dict[str, object]]]:
         return restore, (cls.__name__, cls.__module__, FORMAT, {name: getattr(self, name) for name in names})
@@ -46,12 +64,18 @@ def restore(name: str, module: str, sent_format: int, values: Mapping[str, objec
     cls = MESSAGES.get(name)
     if cls is None or sent_format > FORMAT:
         raise incompatible(name, sent_format)
-    known = {field: values[field] for field in _field_names(cls) if field in values}
-    if lacking := sorted(_required(cls) - known.keys()):
-        raise IncompatibleMessage(
-            f"{name} came without {', '.join(lacking)}: its sender is of an older release than this process can read"
-        )
+    known = {field: values[field] for field in field_names(cls) if field in values}
+    check_complete(cls, known.keys())
     return cls(**known)
+
+
+def check_complete(cls: type, names: Set[str]) -> None:
+    """IncompatibleMessage if a field without a default is not among the names."""
+    if lacking := sorted(_required(cls) - names):
+        raise IncompatibleMessage(
+            f"{cls.__name__} came without {', '.join(lacking)}: its sender is of an older release than this process "
+            "can read"
+        )
 
 
 def incompatible(name: str, sent_format: int) -> IncompatibleMessage:
@@ -62,7 +86,7 @@ def incompatible(name: str, sent_format: int) -> IncompatibleMessage:
 
 
 @cache
-def _field_names(cls: type) -> tuple[str, ...]:
+def field_names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in _init_fields(cls)) if is_dataclass(cls) else cls._fields  # type: ignore[attr-defined]
 
 

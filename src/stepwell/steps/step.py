@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from stepwell.common.message_format import message
+from stepwell.common.message_format import message, sent
 
 IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -31,6 +31,7 @@ INDEX_BY_POOL = -1
 """The step_index of a step that the pool indexes: every step of a black-box agent."""
 
 
+@sent
 class Exactness(StrEnum):
     """How certain it is that a step's ids are those that were sampled. The best grade comes first."""
 
@@ -49,6 +50,7 @@ GRADES = {grade: place for place, grade in enumerate(Exactness)}
 """The rank of each grade; 0 for the best."""
 
 
+@sent
 class VersionSpan(NamedTuple):
     """The policy `version` sampled the response tokens from `start` up to `end` (exclusive)."""
 

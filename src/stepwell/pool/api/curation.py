@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepwell.common.message_format import message
+from stepwell.common.message_format import message, sent
 
 MARKS = "marks"
 """The key of a trajectory's metadata that holds its marks. Trainers and exports read them there."""
@@ -12,6 +12,7 @@ BY_A_PERSON = "curation:"
 """The start of the source of a reward that a person gave. The person's name follows."""
 
 
+@sent
 class CurationAction(StrEnum):
     MARK = "mark"
     UNMARK = "unmark"
@@ -36,6 +37,7 @@ class Curation:
     """For relabel."""
 
 
+@sent
 class CurationOutcome(StrEnum):
     """What a decision did."""
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
 from uuid import uuid4
 
-from stepwell.common.message_format import message
+from stepwell.common.message_format import message, sent
 from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import TRAIN
 from stepwell.steps.columns import Columns, cut, stack
@@ -16,6 +16,7 @@ from stepwell.steps.step import Exactness
 from stepwell.steps.step_filter import StepFilter
 
 
+@sent
 class Unit(StrEnum):
     """What a channel is consumed by. The first fetch from the channel decides."""
 
@@ -26,6 +27,7 @@ class Unit(StrEnum):
     """Single steps, as they arrive."""
 
 
+@sent
 class Order(StrEnum):
     OLDEST_READY = "oldest_ready"
     STRICT = "strict"
@@ -206,6 +208,7 @@ def batch_of_lease(lease_uid: str) -> str:
     return batch_uid if number.isdecimal() else lease_uid
 
 
+@sent
 class Settlement(StrEnum):
     """What became of a lease that someone ended."""
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from stepwell.common.message_format import message
+from stepwell.common.message_format import message, sent
 from stepwell.common.urls import hide_password
 from stepwell.pool.api.leasing import Order
 from stepwell.pool.api.shard_layout import Layout
 
 
+@sent
 class Overflow(StrEnum):
     """What happens when a channel is full."""
 
@@ -19,6 +20,7 @@ class Overflow(StrEnum):
     """New trajectories are refused; running ones may finish."""
 
 
+@sent
 class OnDeadline(StrEnum):
     """What happens to a group that is not complete in time."""
 
@@ -29,6 +31,7 @@ class OnDeadline(StrEnum):
     """Producers are asked for as many new rollouts as it lacks."""
 
 
+@sent
 class OnRewardFailure(StrEnum):
     """What happens to a trajectory after the last attempt to score it has failed."""
 
@@ -39,6 +42,7 @@ class OnRewardFailure(StrEnum):
     """It stays without a reward until someone gives one or its group's deadline passes."""
 
 
+@sent
 class JournalSync(StrEnum):
     """What an acknowledged change survives."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepwell.common.message_format import message
+from stepwell.common.message_format import message, sent
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.step import IntArray, JsonObject
 
@@ -25,6 +25,7 @@ class TrajectoryRef:
     prompt_uid: str
 
 
+@sent
 class SubmitVerdict(StrEnum):
     """The pool's answer to one submitted step."""
 
@@ -47,6 +48,7 @@ class SubmitVerdict(StrEnum):
     """Another shard has the trajectory, or may open it. The client asks that one; no producer gets this verdict."""
 
 
+@sent
 class EndResult(StrEnum):
     """What became of a trajectory that its producer ended."""
 
@@ -112,6 +114,7 @@ SCRUB_SPOOL = "@scrub-spool"
 spool's file what is left there of deleted steps."""
 
 
+@sent
 class FlushNeeded(Exception):
     """Another gateway may hold steps of a trajectory, and must send them first."""
 

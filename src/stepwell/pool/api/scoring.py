@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stepwell.common.message_format import message
+from stepwell.common.message_format import message, sent
 from stepwell.steps.step import JsonObject
 
 
+@sent
 class JudgementOutcome(StrEnum):
     """How an attempt at a score ended."""
 
@@ -83,6 +84,7 @@ class Judgement:
     the pool holds."""
 
 
+@message
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRequest:
     """What a reward is computed from. The texts are decoded from the ids."""
@@ -96,6 +98,7 @@ class RewardRequest:
     dataset_fields: JsonObject = field(default_factory=dict)
 
 
+@message
 @dataclass(frozen=True, slots=True)
 class RewardScore:
     reward_score: float

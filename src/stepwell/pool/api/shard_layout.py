@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from zlib import crc32
 
-from stepwell.common.message_format import message
+from stepwell.common.message_format import message, sent
 from stepwell.errors import PoolUnavailable
 
 FIRST_REVISION = 1
@@ -29,10 +29,12 @@ class Layout:
         return _highest_score(prompt_uid, self.shards)
 
 
+@sent
 class GroupElsewhere(PoolUnavailable):
     """The shard does not have the group, and may not open it."""
 
 
+@sent
 class LayoutDiffers(PoolUnavailable):
     """The call was routed by another revision of the plan than the shard's."""
 

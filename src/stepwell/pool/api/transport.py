@@ -3,15 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from stepwell.common.message_format import sent
 
+
+@sent
 class ActorAway(Exception):
     """The actor does not run now, or cannot be reached. It may come back."""
 
 
+@sent
 class ActorMissing(Exception):
     """There is no actor of that name."""
 
 
+@sent
 class ActorFailed(Exception):
     """The actor's own code raised an exception that is none of Stepwell's errors."""
 

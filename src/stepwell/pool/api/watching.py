@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
-from stepwell.common.message_format import message
+from stepwell.common.message_format import message, sent
 from stepwell.steps.step import Exactness
 
 ROLLOUTS, REWARD = "rollouts", "reward"
 """What a group that is not ready waits for: the cause of the state WAITING."""
 
 
+@sent
 class TrajectoryState(StrEnum):
     OPEN = "open"
     """Its rollout is running."""

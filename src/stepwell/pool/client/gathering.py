@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepwell.common.coalescing import BatchSender
-from stepwell.errors import PoolUnavailable
+from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
+from stepwell.pool.shard.operation import Operation
 
 LARGEST_MESSAGE = 4 * 2**20
 """Bytes, unless a single process sends more."""
@@ -34,6 +35,8 @@ class GatheringTransport:
         if method != "run":
             return await self._transport.call(actor, method, args, kwargs)
         (operations,) = args
+        if not all(isinstance(operation, Operation) for operation in operations):
+            raise BadRequest("a message to a shard is a list of operations")
         sender = self._senders.get((actor, kwargs.get("revision")))
         if sender is None:
             sender = self._new_sender(actor, kwargs)

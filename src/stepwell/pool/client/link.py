@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from stepwell.errors import RayUnreachable
+from stepwell.errors import RayUnreachable, StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client.link_ends import LinkEnds, OwnLinkProcess, SharedLinkProcess
 from stepwell.pool.client.link_messages import (
@@ -101,7 +101,7 @@ class LinkClient:
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:
-            self._writer.writelines(frame(number, LinkCall(actor, method, args, kwargs)))
+            self._writer.writelines(frame(number, LinkCall(actor, method, list(args), kwargs)))
             async with asyncio.timeout(HEADLESS_TIMEOUT if self._state.why else None):
                 return await answer
         except TimeoutError:
@@ -210,6 +210,8 @@ class SharedLink(LinkClient):
 def _settle(answer: asyncio.Future[Any], packed: PackedMessage) -> None:
     try:
         message: LinkAnswer = packed.unpack()
+    except StepwellError as failure:
+        message = LinkAnswer(None, failure)
     except Exception as failure:  # noqa: BLE001 - one answer that cannot be read must not end the link
         message = LinkAnswer(None, ActorFailed(f"its answer cannot be read: {failure!r}"))
     if message.failure is None:

@@ -1,15 +1,18 @@
 """What a process and its link to Ray tell each other, over a socket pair that nobody else can reach.
 
-A frame is a header and a pickled message, whose arrays follow it as they are in memory: they are most of a frame, and
-pickle would copy them. Frames without a call have the number 0.
+A frame is a header and the parts of a message (see common/message_codec.py). Frames without a call have the number 0.
 """
 
 import asyncio
-import pickle
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
+
+from stepwell.common.message_codec import MOST_ARRAYS, MOST_PACKED, MalformedMessage, pack_message, unpack_message
+from stepwell.common.message_format import message
+from stepwell.errors import TooLarge
 
 HEADER = struct.Struct("!QQQ")
 """The number of the call, the length of what follows, and the number of its parts: the message and its arrays."""
@@ -20,8 +23,11 @@ STATE_INTERVAL = 1.0
 """Seconds between two states of a link, so that its silence is noticed."""
 BUFFER = 16 * 2**20
 """Bytes that a stream reads ahead."""
+MOST_BYTES = 2**31
+"""Of a frame."""
 
 
+@message
 class LinkCall(NamedTuple):
     actor: str
     method: str
@@ -29,11 +35,13 @@ class LinkCall(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
+@message
 class LinkAnswer(NamedTuple):
     value: Any
     failure: Exception | None = None
 
 
+@message
 class LinkState(NamedTuple):
     is_joined: bool
     why: str = ""
@@ -55,35 +63,41 @@ class PackedMessage(NamedTuple):
     body: bytes
 
     def unpack(self) -> Any:
-        """Its arrays are read-only views of the body."""
-        view, at = memoryview(self.body), self.parts * SIZE.size
-        pieces: list[memoryview] = []
-        for (size,) in SIZE.iter_unpack(view[:at]):
-            pieces.append(view[at : at + size])
-            at += size
-        return pickle.loads(pieces[0], buffers=pieces[1:])
+        """Its arrays are read-only views of the body. MalformedMessage, IncompatibleMessage."""
+        view, first = memoryview(self.body), self.parts * SIZE.size
+        sizes = struct.unpack(f"!{self.parts}Q", view[:first])
+        if first + sum(sizes) != len(view):
+            raise MalformedMessage(f"parts of {sum(sizes)} bytes in a frame of {len(view)}")
+        return unpack_message([view[start:end] for start, end in pairwise(accumulate(sizes, initial=first))])
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[int, PackedMessage]:
-    """The number of a call and a message. IncompleteReadError if the other side has ended."""
-    number, length, parts = HEADER.unpack(await reader.readexactly(HEADER.size))
+    """The number of a call and a message. IncompleteReadError if the other side has ended, MalformedMessage."""
+    number, length, parts = _read_header(await reader.readexactly(HEADER.size))
     return number, PackedMessage(parts, await reader.readexactly(length))
 
 
-def frame(number: int, message: LinkCall | LinkAnswer | LinkState) -> list[bytes | memoryview]:
-    """In pieces, for `writelines`."""
-    arrays: list[pickle.PickleBuffer] = []
-    packed = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
-    pieces: list[bytes | memoryview] = [packed, *(array.raw() for array in arrays)]
-    sizes = b"".join(SIZE.pack(len(piece)) for piece in pieces)
-    length = len(sizes) + sum(map(len, pieces))
-    return [HEADER.pack(number, length, len(pieces)) + sizes, *pieces]
+def frame(number: int, content: LinkCall | LinkAnswer | LinkState) -> list[bytes | memoryview]:
+    """In pieces, for `writelines`. TooLarge if the other side would not read it."""
+    packed, *arrays = pack_message(content)
+    sizes = [len(packed), *map(len, arrays)]
+    length, parts = sum(sizes) + SIZE.size * len(sizes), len(sizes)
+    if length > MOST_BYTES or parts > MOST_ARRAYS or len(packed) > MOST_PACKED:
+        raise TooLarge(f"a message of {length} bytes in {parts} parts is more than a link carries; send less at once")
+    return [struct.pack(f"!QQQ{parts}Q", number, length, parts, *sizes) + packed, *arrays]
 
 
 def read_frame_blocking(end: socket.socket) -> Any:
     """The message of the next frame. OSError if there is none in time."""
-    _, length, parts = HEADER.unpack(_receive(end, HEADER.size))
+    _, length, parts = _read_header(_receive(end, HEADER.size))
     return PackedMessage(parts, _receive(end, length)).unpack()
+
+
+def _read_header(raw: bytes) -> tuple[int, int, int]:
+    number, length, parts = HEADER.unpack(raw)
+    if not (0 < parts <= MOST_ARRAYS and parts * SIZE.size <= length <= MOST_BYTES):
+        raise MalformedMessage(f"a frame of {length} bytes in {parts} parts")
+    return number, length, parts
 
 
 def _receive(end: socket.socket, size: int) -> bytes:

@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -15,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
 
-from stepwell.errors import RayRefused, RayUnreachable, StepwellError
-from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing
+from stepwell.common.message_codec import MalformedMessage
+from stepwell.errors import BadRequest, RayRefused, RayUnreachable, StepwellError
 from stepwell.pool.client.gathering import GatheringTransport
 from stepwell.pool.client.link_messages import (
     BUFFER,
@@ -26,6 +27,7 @@ from stepwell.pool.client.link_messages import (
     LinkAnswer,
     LinkCall,
     LinkState,
+    PackedMessage,
     frame,
     open_stream,
     read_frame,
@@ -38,6 +40,10 @@ JOIN_PAUSE = 0.5
 """Seconds between two looks whether there is a cluster."""
 THREADS = 64
 """Enough for questions that wait for a head, one for each actor, and for the watch."""
+log = logging.getLogger("stepwell.pool")
+
+READY = "__ray_ready__"
+"""The one call of Ray's own that a client may make. With others it could end an actor."""
 LEAVE_TIMEOUT = 3.0
 """Seconds in which this process leaves Ray; after that it just ends."""
 
@@ -83,9 +89,16 @@ class LinkServer:
         try:
             while True:
                 number, packed = await read_frame(reader)
-                answering = asyncio.create_task(self._answer(writer, number, packed.unpack()))
+                try:
+                    call = _read_call(packed)
+                except StepwellError as refusal:
+                    writer.writelines(frame(number, LinkAnswer(None, refusal)))
+                    continue
+                answering = asyncio.create_task(self._answer(writer, number, call))
                 self._answering.add(answering)
                 answering.add_done_callback(self._answering.discard)
+        except MalformedMessage as why:
+            log.warning("a connection to the link is closed, because what came over it is no call: %s", why)
         except (OSError, asyncio.IncompleteReadError):
             return
         finally:
@@ -96,10 +109,8 @@ class LinkServer:
     async def _answer(self, writer: asyncio.StreamWriter, number: int, call: LinkCall) -> None:
         try:
             answered = frame(number, LinkAnswer(await self._transport.call(*call)))
-        except (StepwellError, ActorAway, ActorMissing, ActorFailed) as failure:
+        except Exception as failure:  # noqa: BLE001 - the parent gets it
             answered = frame(number, LinkAnswer(None, failure))
-        except Exception as failure:  # noqa: BLE001 - the parent may not have the class
-            answered = frame(number, LinkAnswer(None, ActorFailed(f"{type(failure).__name__}: {failure}")))
         writer.writelines(answered)
 
     async def _tell_state(self) -> None:
@@ -137,6 +148,16 @@ class LinkServer:
             await asyncio.sleep(STATE_INTERVAL)
         forgets.result()
         return f"the head of Ray at {self._address} has lost its state"
+
+
+def _read_call(packed: PackedMessage) -> LinkCall:
+    """A StepwellError if the call is refused, MalformedMessage if it is none."""
+    call = packed.unpack()
+    if type(call) is not LinkCall or not {str}.issuperset(map(type, call.kwargs)):
+        raise MalformedMessage(f"a {type(call).__name__} in place of a call")
+    if call.method.startswith("_") and call.method != READY:
+        raise BadRequest(f"{call.method} is no call that a client may make")
+    return call
 
 
 def _addresses() -> tuple[tuple[str, int], tuple[str, int]]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell.common.message_format import message
+from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client import PoolClient
@@ -161,3 +162,12 @@ async def test_a_message_that_nobody_can_deliver_says_why(counted: CountedTransp
 
     with pytest.raises(ActorAway, match="killed"):
         await GatheringTransport(Away(counted.pool)).call("data_pool", "run", ([Unreadable()],), {})
+
+
+async def test_what_is_no_operation_is_refused_and_holds_up_nobody(
+    pool: LocalPool, counted: CountedTransport, clients: list[PoolClient]
+) -> None:
+    shared = GatheringTransport(counted)
+    with pytest.raises(BadRequest, match="a message to a shard is a list of operations"):
+        await shared.call(pool.plan.name, "run", ([pool.plan],), {"revision": 1})
+    assert await clients[0].knows("t", "p") is None

@@ -1,0 +1,185 @@
+"""Which values fit the type annotation of a field: a process must not make an object of whatever another one sends.
+
+- It knows the types that travel: numbers, text, None, JSON, arrays, containers of these, and the classes that are
+  registered in message_format.py. `fit` raises TypeError for another one.
+- It is as generous as the code that reads the fields: an integer fits where a float is expected, a list fits where a
+  tuple is.
+"""
+
+import typing
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from enum import Enum
+from functools import cache
+from itertools import chain
+from types import NoneType, UnionType
+from typing import Any, ForwardRef, Literal, NamedTuple, get_args, get_origin
+
+import numpy as np
+
+from stepwell.common.message_format import MESSAGES, field_names
+
+Check = Callable[[Any], bool]
+
+INTEGERS: tuple[type, ...] = (int, bool, *(np.dtype(code).type for code in "bBhHiIlLqQ"))
+FLOATS: tuple[type, ...] = (*INTEGERS, float, np.float16, np.float32, np.float64)
+SCALARS: dict[Any, tuple[type, ...]] = {
+    None: (NoneType,),
+    NoneType: (NoneType,),
+    str: (str,),
+    bytes: (bytes,),
+    bool: (bool, np.bool_),
+    int: INTEGERS,
+    float: FLOATS,
+}
+JSON_SCALARS: frozenset[type] = frozenset((str, int, float, bool, NoneType))
+JSON_KINDS = JSON_SCALARS | {dict, list, tuple}
+KEYS = frozenset((*JSON_SCALARS, bytes))
+"""Keys of mappings and elements of sets, besides enums: a sender cannot make many of them with the same hash."""
+ARRAY_KINDS = {"i": "iu", "u": "iu", "f": "f", "b": "b"}
+SEQUENCES = (list, Sequence)
+MAPPINGS = (dict, Mapping, Counter)
+SETS = (set, frozenset, Set)
+
+
+class Fit(NamedTuple):
+    """The values of a type."""
+
+    exact: frozenset[type] = frozenset()
+    """Every object of one of these classes fits."""
+    checks: Mapping[type, Check] = {}
+    """An object of one of these classes fits if the function says so."""
+    bases: tuple[type, ...] = ()
+    """Every object of one of these classes, or of a subclass, fits."""
+
+    def accepts(self, value: object) -> bool:
+        check = self.check_of(type(value))
+        return check is None or check(value)
+
+    def check_of(self, kind: type) -> Check | None:
+        """What objects of this class must pass; None if all fit."""
+        if kind in self.exact or issubclass(kind, self.bases):
+            return None
+        return self.checks.get(kind, _refuse)
+
+    def accepts_all(self, values: Any) -> bool:
+        return self.exact.issuperset(map(type, values)) or all(map(self.accepts, values))
+
+
+def _refuse(value: object) -> bool:
+    return False
+
+
+def is_key(value: object) -> bool:
+    return type(value) in KEYS or isinstance(value, Enum)
+
+
+def are_json(values: Collection[object]) -> bool:
+    """Level by level: a peer may nest its values as deeply as it likes. A tuple counts as a list."""
+    while not JSON_SCALARS.issuperset(kinds := set(map(type, values))):
+        if not kinds <= JSON_KINDS:
+            return False
+        objects = [value for value in values if type(value) is dict]
+        if not {str}.issuperset(map(type, chain.from_iterable(objects))):
+            return False
+        lists = [value for value in values if type(value) in (list, tuple)]
+        values = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, objects))]
+    return True
+
+
+def _is_json(value: object) -> bool:
+    return are_json([value])
+
+
+class Json:
+    """In place of the alias of this name, which is recursive."""
+
+
+ANYTHING = Fit(bases=(object,))
+JSON = Fit(JSON_SCALARS, {dict: _is_json, list: _is_json, tuple: _is_json})
+
+
+@cache
+def field_fits(cls: type) -> dict[str, Fit]:
+    """What fits the fields of a registered class."""
+    hints = typing.get_type_hints(cls, localns={"Json": Json})
+    return {name: fit(hints[name]) for name in field_names(cls)}
+
+
+def fit(annotation: Any) -> Fit:
+    """TypeError if values of this type cannot travel."""
+    if annotation is Any or annotation is object:
+        return ANYTHING
+    if annotation is Json or (isinstance(annotation, ForwardRef) and annotation.__forward_arg__ == "Json"):
+        return JSON
+    if annotation in SCALARS:
+        return Fit(frozenset(SCALARS[annotation]), bases=(str,) if annotation is str else ())
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is not None:
+        return _generic_fit(annotation, origin, args)
+    if isinstance(annotation, type) and (MESSAGES.get(annotation.__name__) is annotation or annotation is Exception):
+        return Fit(frozenset((annotation,)), bases=(annotation,))
+    raise _cannot_travel(annotation)
+
+
+def _generic_fit(annotation: Any, origin: Any, args: tuple[Any, ...]) -> Fit:
+    if origin in (typing.Union, UnionType):
+        return _union([fit(arg) for arg in args])
+    if origin is Literal:
+        return Fit(frozenset(map(type, args)))
+    if origin is np.ndarray:
+        return Fit(checks={np.ndarray: _array_check(args[1])})
+    if origin is tuple:
+        return _tuple_fit(args)
+    if origin in SEQUENCES:
+        return _elements_fit((list, tuple), fit(args[0]))
+    if origin in MAPPINGS:
+        return _mapping_fit(fit(args[0]), fit(args[1]) if len(args) > 1 else fit(int))
+    if origin in SETS:
+        return _elements_fit((set, frozenset), fit(args[0]))
+    raise _cannot_travel(annotation)
+
+
+def _elements_fit(containers: tuple[type, ...], elements: Fit) -> Fit:
+    if elements is ANYTHING:
+        return Fit(frozenset(containers))
+    return Fit(checks=dict.fromkeys(containers, elements.accepts_all))
+
+
+def _union(fits: Sequence[Fit]) -> Fit:
+    def check_of(kind: type) -> Check:
+        checks = [one.checks[kind] for one in fits if kind in one.checks]
+        return checks[0] if len(checks) == 1 else lambda value: any(check(value) for check in checks)
+
+    return Fit(
+        exact=frozenset(chain.from_iterable(one.exact for one in fits)),
+        checks={kind: check_of(kind) for kind in {kind for one in fits for kind in one.checks}},
+        bases=tuple(dict.fromkeys(chain.from_iterable(one.bases for one in fits))),
+    )
+
+
+def _tuple_fit(args: tuple[Any, ...]) -> Fit:
+    if args[-1] is Ellipsis:
+        return _elements_fit((list, tuple), fit(args[0]))
+    parts = [fit(arg) for arg in args]
+
+    def check(values: Any) -> bool:
+        return len(values) == len(parts) and all(one.accepts(value) for one, value in zip(parts, values, strict=True))
+
+    return Fit(checks=dict.fromkeys((list, tuple), check))
+
+
+def _mapping_fit(keys: Fit, values: Fit) -> Fit:
+    def check(mapping: Any) -> bool:
+        return keys.accepts_all(mapping) and (values is ANYTHING or values.accepts_all(mapping.values()))
+
+    return Fit(checks=dict.fromkeys((dict, Counter), check))
+
+
+def _array_check(dtype: Any) -> Check:
+    kinds = ARRAY_KINDS[np.dtype(get_args(dtype)[0]).kind]
+    return lambda array: array.dtype.kind in kinds
+
+
+def _cannot_travel(annotation: Any) -> TypeError:
+    return TypeError(f"{annotation} cannot travel: give the class @message, or @sent (common/message_format.py)")
