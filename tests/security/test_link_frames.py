@@ -15,7 +15,6 @@ import pytest
 from stepwell.common.message_codec import CLASS, MOST_PACKED, SEPARATOR, pack_message
 from stepwell.common.message_format import FORMAT
 from stepwell.errors import BadRequest, IncompatibleMessage, TooLarge
-from stepwell.pool.api.producing import KnowsCall
 from stepwell.pool.api.transport import ActorFailed
 from stepwell.pool.client.link_messages import (
     HEADER,
@@ -28,6 +27,7 @@ from stepwell.pool.client.link_messages import (
     read_frame,
 )
 from stepwell.pool.client.link_process import LinkServer
+from stepwell.pool.slices.trajectories import ChannelIfOpen
 
 WAIT = 60.0
 
@@ -162,8 +162,8 @@ async def test_a_malformed_frame_closes_its_own_connection_only(linked: Linked) 
     ]
     for sent in malformed:
         assert await linked.is_closed(sent), sent[:40]
-        answer = await linked.ask(other, writer, *frame(7, LinkCall("a", "m", [KnowsCall("t", "p")], {})))
-        assert answer.value == [KnowsCall("t", "p")]
+        answer = await linked.ask(other, writer, *frame(7, LinkCall("a", "m", [ChannelIfOpen("t", "p")], {})))
+        assert answer.value == [ChannelIfOpen("t", "p")]
 
 
 async def test_a_frame_that_is_cut_off_ends_nothing_else(linked: Linked) -> None:
@@ -182,8 +182,8 @@ async def test_classes_and_values_that_do_not_fit_are_refused_and_the_connection
     refused = (
         call_of("Popen", args="touch x"),
         call_of("os.system", command="touch x"),
-        call_of("KnowsCall", trajectory_uid=1, prompt_uid="p"),
-        call_of("KnowsCall", trajectory_uid=["t"], prompt_uid="p"),
+        call_of("ChannelIfOpen", trajectory_uid=1, prompt_uid="p"),
+        call_of("ChannelIfOpen", trajectory_uid=["t"], prompt_uid="p"),
         call_of("PoolPlan", limits={"max_queue_size": "many"}),
         call_of("Columns", uids=["a"]),
     )

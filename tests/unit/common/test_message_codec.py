@@ -86,7 +86,7 @@ def annotations() -> Iterator[Any]:
         assert hints.keys() >= {name for name in inspect.signature(call).parameters if name != "self"} | {"return"}, (
             call
         )
-        yield from hints.values()
+        yield from (hint for hint in hints.values() if hint is not typing.NoReturn)
     for operation in operations():
         yield operation
         yield typing.get_type_hints(operation.run, localns={"Json": Json, "Shard": NoneType})["return"]
@@ -119,11 +119,9 @@ def sent_classes() -> set[Any]:
         if cls not in found:
             found.add(cls)
             if has_fields(cls):
-                waiting += [
-                    part
-                    for hint in typing.get_type_hints(cls, localns={"Json": Json}).values()
-                    for part in classes_in(hint)
-                ]
+                hints = typing.get_type_hints(cls, localns={"Json": Json})
+                names = field_names(cls) if MESSAGES.get(cls.__name__) is cls else tuple(hints)
+                waiting += [part for name in names for part in classes_in(hints[name])]
     return found
 
 
@@ -278,7 +276,7 @@ def test_failures_arrive_with_their_class_and_text_or_as_failures_of_the_actor()
     for name, error in vars(errors).items():
         if isinstance(error, type) and issubclass(error, StepwellError):
             assert is_same(arrived(error(f"{name} happened")), error(f"{name} happened"))
-    assert is_same(arrived(FlushNeeded()), FlushNeeded())
+    assert is_same(arrived(FlushNeeded("t", "gateway")), FlushNeeded("t", "gateway"))
     assert is_same(arrived(ActorAway("why")), ActorAway("why"))
     failed = arrived(ActorFailed("KeyError: 1", "in line 3"))
     assert (failed.reason, failed.traceback) == ("KeyError: 1", "in line 3")
