@@ -24,6 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from benchmarks.gateway_rig.ours import pid_of_shard
@@ -127,12 +128,10 @@ class Simulation:
 
     def start(self) -> None:
         for poller in range(self.protocol.pollers):
-            self._at(self.chance.random(), lambda poller=poller: self._send(1, lambda: self._poll(poller)))
+            self._at(self.chance.random(), partial(self._send, 1, partial(self._poll, poller)))
         for _ in range(self.agents):
             rollout = self._opened()
-            self._at(
-                self.chance.random() * CALL_INTERVAL, lambda r=rollout: self._call(r, self.chance.randrange(CALLS))
-            )
+            self._at(self.chance.random() * CALL_INTERVAL, partial(self._call, rollout, self.chance.randrange(CALLS)))
 
     def pause(self, seconds: float) -> None:
         self._free_at = max(self._free_at, self.now) + seconds
@@ -229,7 +228,7 @@ class Simulation:
         self._flushing.update((poller, rollout) for rollout in asked)
         parts = [asked] if self.protocol.announced else [[rollout] for rollout in asked]
         for part in filter(None, parts):
-            self._send(len(part), lambda part=part: self._flushed(poller, part))
+            self._send(len(part), partial(self._flushed, poller, part))
         self._send(1, lambda: self._poll(poller))
 
     def _flushed(self, poller: int, rollouts: list[Rollout]) -> None:
