@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+from tests.rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+
 from benchmarks.gateway_rig.ours import pid_of_shard
 from benchmarks.gateway_rig.processes import exact_cpu_seconds
 from benchmarks.report import report
@@ -36,7 +38,6 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.flush_follower import REQUEST_WAIT
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.gateway_roster import GAP
-from tests.rig.ray_cluster import RayCluster, start_ray
 
 GATEWAYS, SHARDS, MACHINES = 200, 100, 50
 AGENTS_PER_GATEWAY = 10_000 / 17
