@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+from tests.rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+
 from benchmarks.gateway_rig.ours import pid_of_shard
 from benchmarks.gateway_rig.processes import exact_cpu_seconds
 from benchmarks.report import report
@@ -37,7 +39,6 @@ from stepwell.pool.client.flush_follower import REQUEST_WAIT
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.gateway_roster import GAP
 from stepwell.pool.slices.trajectories import ChannelIfOpen
-from tests.rig.ray_cluster import RayCluster, start_ray
 
 GATEWAYS, SHARDS, MACHINES = 200, 100, 50
 AGENTS_PER_GATEWAY = 10_000 / 17
@@ -131,7 +132,8 @@ class Simulation:
         for poller in range(self.protocol.pollers):
             self._at(self.chance.random(), partial(self._send, 1, partial(self._poll, poller)))
         for _ in range(self.agents):
-            self._at(self.chance.random() * CALL_INTERVAL, partial(self._join, self._opened()))
+            rollout = self._opened()
+            self._at(self.chance.random() * CALL_INTERVAL, partial(self._call, rollout, self.chance.randrange(CALLS)))
 
     def pause(self, seconds: float) -> None:
         self._free_at = max(self._free_at, self.now) + seconds
@@ -160,10 +162,6 @@ class Simulation:
         rollout = Rollout(poller, served_by)
         self.open.add(rollout)
         return rollout
-
-    def _join(self, rollout: Rollout) -> None:
-        """In the middle of it, because not all rollouts begin together."""
-        self._call(rollout, self.chance.randrange(CALLS))
 
     def _call(self, rollout: Rollout, calls_left: int) -> None:
         if calls_left:

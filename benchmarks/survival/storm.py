@@ -49,7 +49,7 @@ def full(cores: int) -> Extent:
     return Extent(gateways=17, agents=agents, call_interval=20.0, most_calls=19, warm_up=90.0, observed=60.0)
 
 
-QUICK = Extent(gateways=3, agents=24, call_interval=0.5, most_calls=5, warm_up=3.0, observed=WINDOW)
+QUICK = Extent(gateways=3, agents=24, call_interval=0.5, most_calls=5, warm_up=4.0, observed=WINDOW)
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class FlushStorm:
             "gateways": extent.gateways,
             "answers_503": auditor.statuses[503],
             "away_s": round(back - began, 1),
-            "completion_p99_before_s": auditor.completion_p99(began - extent.warm_up, began - WINDOW, now),
+            "completion_p99_before_s": auditor.completion_p99(began - extent.warm_up, began - STOPPED, now),
             "completion_p99_s": auditor.completion_p99(back, back + WINDOW, now),
             "recovered_s": auditor.recovered(back, now),
         }

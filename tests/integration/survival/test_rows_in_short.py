@@ -15,7 +15,7 @@ from tests.rig.postgres import has_postgres
 
 ROOT = Path(__file__).parents[3]
 ROWS = ("disk_full_journal", "disk_small_forget")
-SLOW_ROWS = ("gateways", "killed_clients", "live_kills", "node_lost_postgres", "resharding")
+SLOW_ROWS = ("gateways", "killed_clients", "live_kills", "node_lost_postgres", "resharding", "storm")
 """What each of them shows, other tests of this folder show in CI with fewer processes."""
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 """The small disk is mounted in a namespace of its own."""

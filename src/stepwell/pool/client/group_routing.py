@@ -4,7 +4,8 @@
   that may open a group is asked last.
 - A call carries the revision of the plan by which it was routed. A client and a shard that differ tell each other the
   newer plan, and the call is routed again. A call that a shard refuses for that has changed nothing.
-- A call is routed again after a pause, and until its timeout. Then the failure says which plans both sides follow.
+- A call is routed again at once by a plan that is new to the client, otherwise after a pause, and until its timeout.
+  Then the failure says which plans both sides follow.
 """
 
 import asyncio
@@ -43,6 +44,8 @@ class Rerouting:
         self._pause = FIRST_PAUSE
         self.refused_by: set[str] = set()
         """The shards that follow another plan, by their answers to the last try."""
+        self._routed_by = 0
+        """The client's revision after the last refusal."""
         self._differing = ""
         """The plans that were followed at the last refusal."""
 
@@ -54,15 +57,17 @@ class Rerouting:
         timeout = max(self._deadline - time.monotonic(), MIN_TIMEOUT)
         plans = await asyncio.gather(*(self._shards.agree_with(shard, timeout=timeout) for shard in refusing))
         followed = ", ".join(f"{shard} follows {plan.routing}" for shard, plan in zip(refusing, plans, strict=True))
-        own = (await self._shards.plan()).routing
+        own = await self._shards.plan()
         self._differing = (
-            f": no shard takes the call. Of the plan, {followed}, and this process {own}. If that stays so, change the "
-            "number of shards again: stepwell pool --shards"
+            f": no shard takes the call. Of the plan, {followed}, and this process {own.routing}. If that stays so, "
+            "change the number of shards again: stepwell pool --shards"
         )
         if time.monotonic() + self._pause >= self._deadline:
             raise self.failure()
-        await asyncio.sleep(self._pause)
-        self._pause = min(2 * self._pause, RETRY_PAUSE)
+        if own.revision == self._routed_by:
+            await asyncio.sleep(self._pause)
+            self._pause = min(2 * self._pause, RETRY_PAUSE)
+        self._routed_by = own.revision
 
     def failure(self) -> PoolUnavailable:
         pool, timeout = self._shards.pool, self._timeout
