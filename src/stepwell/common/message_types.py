@@ -79,10 +79,10 @@ def are_json(values: Collection[object]) -> bool:
     while not JSON_SCALARS.issuperset(kinds := set(map(type, values))):
         if not kinds <= JSON_KINDS:
             return False
-        objects = [value for value in values if type(value) is dict]
+        objects: list[Any] = [value for value in values if type(value) is dict]
         if not {str}.issuperset(map(type, chain.from_iterable(objects))):
             return False
-        lists = [value for value in values if type(value) in (list, tuple)]
+        lists: list[Any] = [value for value in values if type(value) in (list, tuple)]
         values = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, objects))]
     return True
 

@@ -3,6 +3,8 @@
 import inspect
 import math
 import struct
+import subprocess
+import sys
 import typing
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -300,6 +302,25 @@ def test_fields_of_other_releases_are_left_out_and_missing_ones_get_their_defaul
         unpack_message(sent_by_another("Popen", FORMAT, ("args", "touch x")))
     with pytest.raises(IncompatibleMessage, match="knows no Exactness 'better'"):
         unpack_message([msgpack.packb(msgpack.ExtType(ENUM, b"Exactness\0better"))])
+
+
+READING = """
+import sys
+from stepwell.common.message_codec import unpack_message
+assert not [name for name in sys.modules if name.startswith("stepwell.pool")]
+print(unpack_message([sys.stdin.buffer.read()]))
+"""
+
+
+def test_a_process_finds_a_class_that_it_has_not_imported_and_imports_nothing_for_an_unknown_one() -> None:
+    def read(packed: bytes) -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run([sys.executable, "-c", READING], input=packed, capture_output=True, check=False)
+
+    (known,) = pack_message([KnowsCall("t", "p"), GroupElsewhere("p")])
+    found = read(bytes(known))
+    assert found.stdout.startswith(b"[KnowsCall(trajectory_uid='t', prompt_uid='p'"), found.stderr
+    (unknown,) = sent_by_another("http.server.HTTPServer", FORMAT, ("a", 1))
+    assert b"IncompatibleMessage: this Stepwell cannot read http.server.HTTPServer" in read(unknown).stderr
 
 
 @pytest.mark.parametrize(
