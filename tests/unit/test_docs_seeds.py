@@ -16,7 +16,7 @@ ROWS = [
 ]
 PROMISES = {"G": 32, "M": 25, "P": 10, "B": 27}
 """How many each document has."""
-EXACT = 84
+EXACT = 85
 """At least so many are kept under the documented name."""
 
 

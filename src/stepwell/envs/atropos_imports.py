@@ -17,6 +17,8 @@ from types import ModuleType
 from stepwell.errors import StepwellError
 
 ATROPOSLIB = "atroposlib"
+DOCUMENTED = "trajectoryhandler"
+"""Atropos' document of BaseEnv has it in this package, which Atropos has renamed since."""
 INSTALL = "pip install --no-deps atroposlib==0.4.0"
 NAMES = "stepwell.envs.atropos_names"
 OURS: Mapping[str, str] = {
@@ -32,11 +34,15 @@ OURS: Mapping[str, str] = {
     "atroposlib.envs.teacher_distillation_env": "stepwell.envs.distillation",
     "atroposlib.type_definitions": NAMES,
     "atroposlib.utils.tokenize_for_trainer": NAMES,
+    "trajectoryhandler.envs.base": NAMES,
 }
 """Modules of atroposlib, and what stands in their place."""
 LIBRARY = ("atroposlib.type_definitions", "atroposlib.utils.tokenize_for_trainer")
 """Modules of OURS whose other names are those of the installed atroposlib."""
-PACKAGES = ("atroposlib", "atroposlib.envs", "atroposlib.envs.server_handling", "atroposlib.utils")
+PACKAGES = (
+    *("atroposlib", "atroposlib.envs", "atroposlib.envs.server_handling", "atroposlib.utils"),
+    *("trajectoryhandler", "trajectoryhandler.envs"),
+)
 """Parents of OURS. They are empty where atroposlib is not installed."""
 
 
@@ -52,14 +58,15 @@ class AtroposModules(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] != ATROPOSLIB:
+        root = fullname.partition(".")[0]
+        if root not in (ATROPOSLIB, DOCUMENTED) or (root == DOCUMENTED and PathFinder.find_spec(root) is not None):
             return None
         if fullname in OURS:
             return ModuleSpec(fullname, self)
         installed = PathFinder.find_spec(fullname, path)
         if installed is None and fullname in PACKAGES:
             return ModuleSpec(fullname, self, is_package=True)
-        if installed is None and not is_installed():
+        if installed is None and root == ATROPOSLIB and not is_installed():
             raise NotOfAtropos(f"{fullname} is a module of atroposlib, which is not installed: {INSTALL}")
         return installed
 

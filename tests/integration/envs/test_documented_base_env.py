@@ -139,3 +139,16 @@ def test_servers_are_a_baseline_or_a_list_of_configurations() -> None:
     named = [OpenaiConfig(model_name=name, base_url=f"http://{name}/v1") for name in ("a", "b")]
     assert [server.model_name for server in Served(named).server_configs] == ["a", "b"]
     assert [server.model_name for server in Served(ServerBaseline(model_name="c")).server_configs] == ["c"]
+
+
+def test_a_file_that_imports_base_env_from_where_its_document_says_is_run(tmp_path: Path) -> None:
+    file = tmp_path / "mine" / "my_env.py"
+    file.parent.mkdir()
+    file.write_text(
+        PROGRAM.replace("from stepwell.envs import BaseEnv", "from trajectoryhandler.envs.base import BaseEnv")
+    )
+    command = [sys.executable, "-m", "stepwell.envs", str(file), "process", "--help"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert (shown.returncode, "--env.group_size" in shown.stdout or "--env.group-size" in shown.stdout) == (0, True), (
+        shown
+    )

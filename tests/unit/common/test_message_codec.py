@@ -76,7 +76,7 @@ def is_same(a: Any, b: Any) -> Any:
 
 def public_calls() -> Iterator[Any]:
     for name, call in inspect.getmembers(ShardService, inspect.isfunction):
-        if not name.startswith("_"):
+        if not name.startswith(("_", "run")):  # what they run is below
             yield call
     yield RewardScorer.compute_reward
 
@@ -316,9 +316,9 @@ def test_a_process_finds_a_class_that_it_has_not_imported_and_imports_nothing_fo
     def read(packed: bytes) -> "subprocess.CompletedProcess[bytes]":
         return subprocess.run([sys.executable, "-c", READING], input=packed, capture_output=True, check=False)
 
-    (known,) = pack_message([KnowsCall("t", "p"), GroupElsewhere("p")])
+    (known,) = pack_message([ChannelIfOpen("t", "p"), GroupElsewhere("p")])
     found = read(bytes(known))
-    assert found.stdout.startswith(b"[KnowsCall(trajectory_uid='t', prompt_uid='p'"), found.stderr
+    assert found.stdout.startswith(b"[ChannelIfOpen(trajectory_uid='t', prompt_uid='p'"), found.stderr
     (unknown,) = sent_by_another("http.server.HTTPServer", FORMAT, ("a", 1))
     assert b"IncompatibleMessage: this Stepwell cannot read http.server.HTTPServer" in read(unknown).stderr
 

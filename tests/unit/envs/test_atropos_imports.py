@@ -9,16 +9,16 @@ import pytest
 
 import stepwell.envs
 from stepwell.envs import atropos_imports
-from stepwell.envs.atropos_imports import OURS, AtroposModules, NotOfAtropos
+from stepwell.envs.atropos_imports import OURS, PACKAGES, AtroposModules, NotOfAtropos
 
 
 @pytest.fixture(autouse=True)
 def finder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in `python -m stepwell.envs`, and undone afterwards."""
     monkeypatch.setattr(sys, "meta_path", [AtroposModules(), *sys.meta_path])
-    before = {name for name in sys.modules if name.startswith("atroposlib")}
+    before = set(sys.modules)
     yield
-    for name in [name for name in sys.modules if name.startswith("atroposlib") and name not in before]:
+    for name in [name for name in sys.modules if name.startswith(PACKAGES[::4]) and name not in before]:
         del sys.modules[name]
 
 
@@ -53,6 +53,20 @@ def test_base_env_is_ours() -> None:
 
     assert BaseEnv is stepwell.envs.BaseEnv
     assert isinstance(2.5, number)
+
+
+def test_base_env_is_where_its_document_says() -> None:
+    from trajectoryhandler.envs.base import BaseEnv, BaseEnvConfig  # type: ignore[import-not-found]  # noqa: F401
+
+    assert BaseEnv is stepwell.envs.BaseEnv
+    with pytest.raises(ModuleNotFoundError, match=r"trajectoryhandler\.api"):
+        importlib.import_module("trajectoryhandler.api")
+
+
+def test_a_users_own_package_of_that_name_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trajectoryhandler.py").write_text("mine = True")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert importlib.import_module("trajectoryhandler").mine
 
 
 def test_a_module_that_is_not_ours_says_what_to_install() -> None:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import pytest
 
 from stepwell.trainers.prime_rl import FIELDS, PrimeRlWriter
