@@ -17,13 +17,16 @@ from stepwell.pool.shard.operation import Operation
 
 LARGEST_MESSAGE = 4 * 2**20
 """Bytes, unless a single process sends more."""
+MESSAGE_TIMEOUT = 30.0
+"""Seconds that a message may take: as long as a client waits for it. The ones behind it do not wait for longer."""
 
 
 class GatheringTransport:
     """Implements ActorTransport."""
 
-    def __init__(self, transport: ActorTransport) -> None:
+    def __init__(self, transport: ActorTransport, *, timeout: float = MESSAGE_TIMEOUT) -> None:
         self._transport = transport
+        self._timeout = timeout
         self._senders: dict[tuple[str, int | None], BatchSender[Sequence[Any], list[Any]]] = {}
         """By shard and revision of the plan."""
 
@@ -45,7 +48,7 @@ class GatheringTransport:
     def _new_sender(self, shard: str, kwargs: Mapping[str, Any]) -> BatchSender[Sequence[Any], list[Any]]:
         async def send_one(message: Sequence[Any]) -> list[Any] | Exception:
             try:
-                answers: list[Any] = await self._transport.call(shard, "run", (message,), kwargs)
+                answers = await self._run(shard, message, kwargs)
             except Exception as failure:  # noqa: BLE001 - whoever sent it gets it
                 return failure
             return answers
@@ -53,7 +56,7 @@ class GatheringTransport:
         async def send(messages: list[Sequence[Any]]) -> Sequence[list[Any] | Exception]:
             joined = [operation for message in messages for operation in message]
             try:
-                answers = iter(await self._transport.call(shard, "run", (joined,), kwargs))
+                answers = iter(await self._run(shard, joined, kwargs))
             except (ActorAway, ActorMissing, PoolUnavailable):
                 raise
             except Exception:
@@ -65,6 +68,14 @@ class GatheringTransport:
         sender = BatchSender[Sequence[Any], list[Any]](send, weigh=_weight, max_weight=LARGEST_MESSAGE)
         self._senders[shard, kwargs.get("revision")] = sender
         return sender
+
+    async def _run(self, shard: str, operations: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        try:
+            async with asyncio.timeout(self._timeout):
+                answers: list[Any] = await self._transport.call(shard, "run", (operations,), kwargs)
+        except TimeoutError:
+            raise ActorAway(f"no answer within {self._timeout:g} s") from None
+        return answers
 
 
 def _weight(operations: Sequence[Any]) -> int:

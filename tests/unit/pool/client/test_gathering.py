@@ -164,6 +164,21 @@ async def test_a_message_that_nobody_can_deliver_says_why(counted: CountedTransp
         await GatheringTransport(Away(counted.pool)).call("data_pool", "run", ([Unreadable()],), {})
 
 
+async def test_a_message_without_an_answer_holds_up_the_next_ones_no_longer_than_its_timeout(
+    pool: LocalPool, counted: CountedTransport
+) -> None:
+    shared = GatheringTransport(counted, timeout=0.05)
+    counted.may_pass.clear()
+    lost = asyncio.create_task(shared.call(pool.plan.name, "run", ([PauseChannel("lost", True)],), {}))
+    await until(lambda: bool(counted.sizes), "the message that gets no answer")
+    behind = asyncio.create_task(shared.call(pool.plan.name, "run", ([PauseChannel("behind", True)],), {}))
+    with pytest.raises(ActorAway, match=r"no answer within 0\.05 s"):
+        await lost
+    counted.may_pass.set()
+    (serving,) = await behind
+    assert serving.channel("behind").paused
+
+
 async def test_what_is_no_operation_is_refused_and_holds_up_nobody(
     pool: LocalPool, counted: CountedTransport, clients: list[PoolClient]
 ) -> None:
