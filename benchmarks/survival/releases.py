@@ -25,8 +25,8 @@ from tests.rig.gateways import gateway_process
 from tests.rig.ray_nodes import RayNodes, ray_nodes
 from tests.rig.threads import in_thread
 
-PREVIOUS = "c5b4d92"
-"""The first commit whose messages carry a format number; from it on, releases can be mixed."""
+PREVIOUS = "b149f940"
+"""The first commit whose pool takes operations; from it on, releases can be mixed."""
 CHECKOUT = Path(__file__).parents[2]
 SECONDS, AGENTS = 20.0, 6
 """Of load at each pool, and for each gateway."""
