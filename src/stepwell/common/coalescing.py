@@ -1,6 +1,7 @@
 """Fewer calls for many callers: one call for all who wait, one answer for all who ask, one message for many items."""
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -134,9 +135,12 @@ class BatchSender(Generic[T, R]):
         weigh: Callable[[T], int] = lambda _: 1,
         max_weight: int = sys.maxsize,
         sends_cancelled: bool = False,
+        patience: Callable[[T], float] = lambda _: 0.0,
     ) -> None:
         """`before_send` is awaited before each message, so that more items can come; `pause` is the time in seconds
         between two messages. A message weighs at most `max_weight`, unless a single item weighs more.
+
+        `patience`: the seconds that an item waits for others before it leaves, until `hurry` is called.
 
         An item whose caller was cancelled before its message left is dropped, unless `sends_cancelled`.
         """
@@ -146,6 +150,9 @@ class BatchSender(Generic[T, R]):
         self._weigh = weigh
         self._max_weight = max_weight
         self._sends_cancelled = sends_cancelled
+        self._patience = patience
+        self._hurried = asyncio.Event()
+        """Something is in the queue that does not wait."""
         self._queue: list[tuple[T, asyncio.Future[R]]] = []
         """The items, and their answers."""
         self._sending: asyncio.Task[None] | None = None
@@ -153,13 +160,24 @@ class BatchSender(Generic[T, R]):
     async def submit(self, item: T) -> R:
         answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._queue.append((item, answer))
+        if not self._patience(item):
+            self._hurried.set()
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_all())
         return await answer
 
+    def hurry(self) -> None:
+        """What is in the queue leaves now."""
+        self._hurried.set()
+
     async def _send_all(self) -> None:
         try:
             while True:
+                if not self._hurried.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self._patience(self._queue[0][0])):
+                            await self._hurried.wait()
+                self._hurried.clear()
                 if self._before_send is not None:
                     await self._before_send()
                 if message := self._next_message():

@@ -8,13 +8,13 @@ from pydantic_settings import SettingsConfigDict
 
 from stepwell.config.sections import GROUP_SIZE, Duration, Listed, RaySection
 from stepwell.pool.api.leasing import Order
-from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure, Overflow
+from stepwell.pool.api.plan import Limits, OnDeadline, OnIncomplete, OnRewardFailure, Overflow
 from stepwell.pool.api.staleness import STALENESS_RULES
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts itself, on every node."""
 
-PARSED = {"overflow", "order", "on_deadline", "on_reward_failure", "unfinished_reward"}
+PARSED = {"overflow", "order", "on_deadline", "on_incomplete", "on_reward_failure", "unfinished_reward"}
 """Settings that have another form in Limits."""
 
 
@@ -70,6 +70,8 @@ class PoolSettings(RaySection):
     """How often reward workers may fail to score a trajectory."""
     on_reward_failure: Literal["drop", "drop_group", "keep"] = "drop"
     """What happens after that: drop the trajectory, drop its group, or keep it without a reward."""
+    on_incomplete: Literal["leave_out", "keep"] = "leave_out"
+    """What happens to a rollout that may lack a call, because its gateway died: leave it out of batches, or keep it."""
     trained_models: Listed = ()
     """Names of the model or adapters that are trained, as the engines report them; steps of others are left out."""
     history_size: int = Field(default=0, ge=0)
@@ -94,6 +96,7 @@ class PoolSettings(RaySection):
             order=Order(self.order),
             overflow=Overflow(self.overflow),
             on_deadline=OnDeadline(self.on_deadline),
+            on_incomplete=OnIncomplete(self.on_incomplete),
             on_reward_failure=OnRewardFailure(self.on_reward_failure),
         )
 

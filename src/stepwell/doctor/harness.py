@@ -30,6 +30,7 @@ from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.http.request_body import Message, Receive, Send
 from stepwell.gateway.routes.asgi import GatewayAsgi
+from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import (
@@ -62,7 +63,21 @@ class RecordingPool:
         """In order of arrival."""
         return tuple(self._steps[trajectory_uid])
 
-    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]], gateway: str = "") -> None:
+    async def begin_call(self, call: CallBegun) -> None:
+        pass
+
+    async def end_call(self, trajectory_uid: str, prompt_uid: str, uid: str, *, is_lost: bool) -> None:
+        pass
+
+    def hurry(self) -> None:
+        pass
+
+    async def follow_flushes(
+        self,
+        flush: Callable[[str], Awaitable[None]],
+        held: Callable[[], Sequence[CallBegun]] = list,
+        gateway: str = "",
+    ) -> None:
         pass
 
     async def stop_serving(self) -> None:

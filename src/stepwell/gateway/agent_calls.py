@@ -20,6 +20,7 @@ from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.call_placement import CallPlace, CallPlacement, session_key_of
 from stepwell.gateway.channel_routing import ChannelRouting
 from stepwell.gateway.continuation import Continuation
@@ -103,6 +104,7 @@ class AgentCalls:
     channels: ChannelRouting = field(init=False)
     stored: StoredConversations = field(init=False)
     quotas: CallQuotas = field(default_factory=CallQuotas)
+    book: CallBook
     removed: RemovedFields = field(init=False)
     replaced: ReplacedSampling = field(init=False)
     deduplicator: RequestDeduplicator = field(default_factory=lambda: RequestDeduplicator(time.monotonic))
@@ -160,7 +162,8 @@ class AgentCalls:
                     self.replaced.note(placed.channel, call.replaced, told)
                     writer.headers.append((SAMPLING_HEADER, told.encode()))
                 begun = self._begin(call, placed, headers, raw)
-                exchange = Exchange(kind, placed, call, begun, writer, headers, dialect.stream(call), is_whitebox)
+                stream, key = dialect.stream(call), headers.shared_key(raw)
+                exchange = Exchange(kind, placed, call, begun, writer, headers, stream, key, is_whitebox)
                 if opener is not None and (shown := placed.shown) is not None:
                     writer.headers.append((TRAJECTORY_HEADER, f"{shown.trajectory_uid}/{shown.prompt_uid}".encode()))
                 with self.known.call_of(ref):
@@ -289,6 +292,8 @@ class AgentCalls:
             writer.media_type = exchange.stream.media_type
             self.keep_alives.add(writer, exchange.stream.keep_alive)
         reply = None
+        if exchange.is_recorded:
+            self.book.begin(exchange.announcement())
         try:
             reply = await self._send(exchange)
             exchange.engine = reply.engine.address
@@ -307,6 +312,7 @@ class AgentCalls:
                 self.keep_alives.discard(writer)
             if reply is not None:
                 reply.close()
+            self.book.answered(exchange.begun.uid)
             if exchange.plan is not None:
                 self.metrics.bridge[exchange.plan.outcome].inc()
 
@@ -352,6 +358,7 @@ class AgentCalls:
         elif exchange.is_whitebox:
             add_origins(call, answer, await self.steps.confirm(steps, reply.engine))
         body = call.dialect.reply(call, answer)
+        await self.book.announced(exchange.begun.uid)
         exchange.is_over = exchange.is_answered = True
         await exchange.writer.whole(200, body)
 
@@ -386,6 +393,7 @@ class AgentCalls:
             elif exchange.is_whitebox:
                 require_consistent(steps)
             rest += exchange.stream.finish(usage)
+        await self.book.announced(exchange.begun.uid)
         exchange.is_over, exchange.is_answered = True, answer.error is None
         await exchange.writer.end(rest)
         await _read_to_end(reply)

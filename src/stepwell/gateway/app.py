@@ -21,6 +21,7 @@ from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
 from stepwell.gateway.background_work import BackgroundWork
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.call_placement import SESSION_IDS, CallPlacement, SessionIds
 from stepwell.gateway.conversations import Conversations
 from stepwell.gateway.dialects import DIALECTS
@@ -125,8 +126,14 @@ def create_app(
     ids = SessionIds(keys.secrets(SESSION_IDS))
     placement = CallPlacement(known, sessions, Conversations(pool), session_sample, ids)
     confirmer = VersionConfirmer(engines)
+    book = CallBook(pool)
     outbox = Outbox(
-        pool, on_refused=known.forget, confirmer=confirmer, spool=spool, confirm_timeout=limits.confirm_timeout
+        pool,
+        on_refused=known.forget,
+        calls=book,
+        confirmer=confirmer,
+        spool=spool,
+        confirm_timeout=limits.confirm_timeout,
     )
     readiness = ReadinessCheck(pool, engines, tokenizer, rewards, redactor)
     steps = StepBuilder(
@@ -160,6 +167,7 @@ def create_app(
         bridge=bridges,
         max_in_flight=limits.max_in_flight,
         quotas=CallQuotas(quota),
+        book=book,
     )
 
     def forget_turns(trajectory_uid: str) -> None:
@@ -178,6 +186,7 @@ def create_app(
         watch=watch,
         discoveries=discoveries,
         tokenizer=tokenizer,
+        calls=book,
         outbox=outbox,
         lifecycle=lifecycle,
         readiness=readiness,

@@ -10,6 +10,7 @@ from stepwell.common.async_calls import running
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
+from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.response_writer import KeepAlives
 from stepwell.gateway.http.tracing import Tracing
@@ -31,6 +32,7 @@ class BackgroundWork:
     """Keeps the states of the engines up to date in place of their own."""
     discoveries: Sequence[EngineDiscovery]
     tokenizer: BackgroundTokenizer
+    calls: CallBook
     outbox: Outbox
     lifecycle: TrajectoryLifecycle
     readiness: ReadinessCheck
@@ -71,7 +73,9 @@ class BackgroundWork:
             *(one.run() for one in self.discoveries),
             self.outbox.run(),
             self.pool.follow(),
-            self.pool.follow_flushes(self.lifecycle.flush, self.spool.gateway if self.spool is not None else ""),
+            self.pool.follow_flushes(
+                self.lifecycle.flush, self.calls.held, self.spool.gateway if self.spool is not None else ""
+            ),
             self.readiness.announce(),
             self.sessions.run(),
             self.keep_alives.run(),

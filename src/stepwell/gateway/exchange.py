@@ -10,6 +10,7 @@ from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.recording.step_builder import BegunStep
+from stepwell.pool.api.calls import CallBegun
 from stepwell.steps.step import Step
 
 
@@ -24,6 +25,8 @@ class Exchange:
     writer: ResponseWriter
     headers: CallHeaders
     stream: StreamWriter
+    key: str = ""
+    """Of CallBegun."""
     is_whitebox: bool = False
     """It is a call below /unrecorded, whose client keeps its tokens itself."""
     is_abandoned: bool = False
@@ -41,6 +44,10 @@ class Exchange:
     @property
     def is_recorded(self) -> bool:
         return self.begun.trajectory_uid != ""
+
+    def announcement(self) -> CallBegun:
+        step = self.begun
+        return CallBegun(step.trajectory_uid, step.prompt_uid, step.uid, key=self.key, repeats=self.headers.repeats)
 
     def attributes(self) -> dict[str, str | int]:
         """For the trace."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.calls import TELL_CALLS, CallBegun
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import (
     EndResult,
@@ -16,6 +17,7 @@ from stepwell.pool.api.producing import (
 from stepwell.pool.shard.gateway_roster import HEARTBEAT, LONGEST_RETURN
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.calls import TellCalls
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack
@@ -105,12 +107,15 @@ async def test_a_gateway_that_could_not_ask_the_shard_may_hold_steps_of_any_traj
     await serve(shard, "a")
     await pass_time(shard, clock, 3.0)
     if is_back_first:
-        assert await shard.flush_requests("b", 0.0) == []
+        assert await shard.flush_requests("b", 0.0) == [TELL_CALLS]
+        await asked(shard, TellCalls("b", [CallBegun("t", "p", "answered unchecked", "b")]))
     (answer,) = await shard.run([COMPLETION])
     assert isinstance(answer, FlushNeeded)
     completing = asyncio.create_task(shard.run_flushed(COMPLETION, 30.0))
     await asyncio.sleep(0)
-    assert await shard.flush_requests("b", 30.0) == ["t"]
+    requested = await shard.flush_requests("b", 30.0)
+    assert requested == (["t"] if is_back_first else [TELL_CALLS, "t"])
+    await asked(shard, TellCalls("b", []))
     await send_step(shard, "answered unchecked")
     await shard.flushed("b", ["t"])
     assert await completing is EndResult.COMPLETED
@@ -161,6 +166,10 @@ async def test_after_a_restart_all_gateways_are_asked(tmp_path: Path, clock: Clo
     assert isinstance(answer, FlushNeeded)
     await send_step(shard, "s")
     await shard.flushed("b", ["t"])
+    (answer,) = await shard.run([COMPLETION])
+    assert isinstance(answer, FlushNeeded), "it has not told its calls"
+    assert TELL_CALLS in await shard.flush_requests("b", 0.0)
+    await asked(shard, TellCalls("b", []))
     assert await shard.run([COMPLETION]) == [EndResult.COMPLETED]
     journal.close()
 

@@ -9,9 +9,11 @@ import asyncio
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.http.request_body import Headers
+from stepwell.pool.api.calls import Repeats
 from stepwell.pool.api.producing import TrajectoryRef
 
 SESSION_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session-id", b"session_id")
@@ -175,11 +177,22 @@ class CallHeaders:
     """What the client calls its conversation."""
     is_captured: bool = True
     """False: the call is not to be recorded."""
+    is_retry: bool = False
+    """Its client says that it asks again, because it got no answer."""
 
     @property
     def may_join(self) -> bool:
         """It may be a repetition of another call."""
         return self.idempotency_key is not None or not self.is_first_try
+
+    @property
+    def repeats(self) -> Repeats:
+        """Also at other gateways."""
+        return Repeats.ALL if self.idempotency_key is not None or self.is_retry else Repeats.LOST
+
+    def shared_key(self, body: bytes) -> str:
+        """As `key`, the same in all gateways."""
+        return blake2b(self.idempotency_key or body, digest_size=16).hexdigest()
 
     def key(self, ref: TrajectoryRef, body: bytes) -> Hashable:
         """Two calls with the same key are the same, if the later one may join."""
@@ -192,10 +205,11 @@ def read_call_headers(headers: Headers) -> CallHeaders:
     found = dict(headers)
     if len(found.get(b"idempotency-key", b"")) > LONGEST_KEY:
         raise BadRequest(f"an Idempotency-Key has at most {LONGEST_KEY} bytes; a UUID is enough")
-    kind = found.get(b"x-stepwell-call")
+    kind, tries = found.get(b"x-stepwell-call"), found.get(b"x-stainless-retry-count")
     return CallHeaders(
         idempotency_key=found.get(b"idempotency-key") or None,
-        is_first_try=found.get(b"x-stainless-retry-count") == b"0",
+        is_first_try=tries == b"0",
+        is_retry=tries not in (None, b"0"),
         kind=None if kind is None else kind.decode("latin-1"),
         traceparent=found.get(b"traceparent"),
         session=next(filter(None, map(found.get, SESSION_HEADERS)), None),

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from stepwell.errors import PoolUnavailable
+from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.recording.outbox_lane import (
     MAX_REASON,
     MOST_FAILURES,
@@ -59,6 +60,7 @@ class Outbox:
         pool: StepSink,
         on_refused: Callable[[str], None],
         *,
+        calls: CallBook | None = None,
         confirmer: VersionConfirmer | None = None,
         spool: Spool | None = None,
         max_held: int = MAX_HELD,
@@ -67,8 +69,8 @@ class Outbox:
         retry_pause: float = RETRY_PAUSE,
         confirm_timeout: float = SETTLE_TIMEOUT,
     ) -> None:
-        """`on_refused` gets the trajectory_uid of a step that the pool has no trajectory for. The confirmer completes
-        steps before they are sent.
+        """`on_refused` gets the trajectory_uid of a step that the pool has no trajectory for. `calls` hears what
+        becomes of their steps. The confirmer completes steps before they are sent.
 
         The spool gets a copy of all steps that are held. Steps beyond `max_held` and `max_held_bytes` wait in it alone,
         up to its own bound; without a spool they are given up. The steps that an earlier process left are sent first.
@@ -79,6 +81,7 @@ class Outbox:
         """Steps that did not get into the pool, by cause."""
         self._pool = pool
         self._on_refused = on_refused
+        self._calls = calls
         self._confirmer = confirmer
         self._spool = spool
         self._gather_seconds = gather_seconds
@@ -123,6 +126,8 @@ class Outbox:
 
     def record(self, steps: Sequence[Step]) -> None:
         """Take over steps, whatever state the pool is in."""
+        if self._calls is not None:
+            self._calls.recorded(steps)
         self._queue.add(steps)
         if self._spool is not None:
             self._spool.add(steps)
@@ -364,6 +369,8 @@ class Outbox:
         self._dropped += len(trajectory_uids)
         self._on_disk -= Counter(trajectory_uids)
         for uid in dict.fromkeys(trajectory_uids):
+            if self._calls is not None:
+                self._calls.lost_of(uid)
             self._wake(uid)
         self._log_dropped()
 
@@ -403,6 +410,11 @@ class Outbox:
         """Wake those who wait for this step, for its trajectory, or for all steps."""
         if self._confirmer is not None:
             self._confirmer.forget(step)
+        if self._calls is not None:
+            if verdict in TAKEN:
+                self._calls.settled(step)
+            else:
+                self._calls.refused(step, is_lost=verdict is None)
         answer = self._awaited.pop(step, None)
         if answer is not None and not answer.done():
             answer.set_result(verdict)

@@ -43,6 +43,14 @@ class OnRewardFailure(StrEnum):
 
 
 @sent
+class OnIncomplete(StrEnum):
+    """What happens to a rollout that may lack a call, because the gateway that answered it died."""
+
+    LEAVE_OUT = "leave_out"
+    KEEP = "keep"
+
+
+@sent
 class JournalSync(StrEnum):
     """What an acknowledged change survives."""
 
@@ -83,6 +91,7 @@ class Limits:
     reward_attempts: int = 3
     """How often reward workers may fail to score a trajectory."""
     on_reward_failure: OnRewardFailure = OnRewardFailure.DROP
+    on_incomplete: OnIncomplete = OnIncomplete.LEAVE_OUT
     trained_models: tuple[str, ...] = ()
     """Names of the model or adapters that are trained. Steps of others are left out of batches; empty means any."""
     history_size: int = 0

@@ -6,6 +6,7 @@ Every call to the pool raises PoolUnavailable instead of waiting without end.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups, ReadyGroups
@@ -89,10 +90,24 @@ class StepSink(EngineDirectory, Protocol):
     ) -> EndResult:
         """A rollout in which the policy failed counts in its group even if no call of it was recorded."""
 
-    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]], gateway: str = "") -> None:
+    async def begin_call(self, call: CallBegun) -> None:
+        """An engine was asked for a step of an open trajectory. The pool's answer may wait for other announcements."""
+
+    async def end_call(self, trajectory_uid: str, prompt_uid: str, uid: str, *, is_lost: bool) -> None:
+        """An announced call brings no step. `is_lost`: it had one, which the gateway has given up."""
+
+    def hurry(self) -> None:
+        """Send announcements that wait for others now."""
+
+    async def follow_flushes(
+        self,
+        flush: Callable[[str], Awaitable[None]],
+        held: Callable[[], Sequence[CallBegun]] = list,
+        gateway: str = "",
+    ) -> None:
         """Serve trajectories as a gateway, until cancelled. `flush` is called with a trajectory_uid when the pool needs
-        all steps that are held here; it returns when the pool has them. `gateway` is the name of one whose steps this
-        process has taken over; by default it has a new one."""
+        all steps that are held here; it returns when the pool has them. `held` are all calls whose steps the pool may
+        lack. The name of this process begins with `gateway`."""
 
     async def stop_serving(self) -> None:
         """This gateway ends, and holds nothing."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from stepwell.common.coalescing import BatchSender
@@ -54,8 +55,16 @@ class AskingClient(ShardClient):
             if isinstance(answer, Exception):
                 raise answer
             return cast("R", answer)
-        sender = self._senders.setdefault((shard, plan.revision), BatchSender(send))
+        sender = self._senders.get((shard, plan.revision))
+        if sender is None:
+            sender = BatchSender(send, patience=attrgetter("patience"))
+            self._senders[shard, plan.revision] = sender
         return cast("R", await sender.submit(operation))
+
+    def hurry(self) -> None:
+        """Operations that wait for others leave now."""
+        for sender in self._senders.values():
+            sender.hurry()
 
     async def _ask_shard(self, operation: Operation[R], shard: str, seconds: float) -> R:
         rerouting = Rerouting(self.shards, seconds)

@@ -1,4 +1,4 @@
-"""A gateway's side of completions: it sends what it holds of a trajectory when a shard asks for it."""
+"""A gateway's side of completions: it sends what it holds of a trajectory, or tells its calls, when a shard asks."""
 
 import asyncio
 import logging
@@ -7,6 +7,7 @@ from contextlib import suppress
 from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.calls import TELL_CALLS
 from stepwell.pool.client.shards import PLAN_AGE, ShardSet
 
 log = logging.getLogger("stepwell.pool")
@@ -17,6 +18,8 @@ RETRY_PAUSE = 0.5
 LEAVE_TIMEOUT = 2.0
 
 Flush = Callable[[str], Awaitable[None]]
+Tell = Callable[[str], Awaitable[None]]
+"""Tells a shard which calls are under way."""
 
 
 class FlushFollower:
@@ -26,12 +29,13 @@ class FlushFollower:
         self.gateway = ""
         """The name by which shards know this gateway; empty until it follows their requests."""
         self._shards = shards
-        self._flushing: set[str] = set()
-        """Trajectories that are being flushed."""
+        self._serving: set[tuple[str, str]] = set()
+        """What shards have asked for."""
 
-    async def run(self, flush: Flush, gateway: str = "") -> None:
-        """Until cancelled."""
-        self.gateway = gateway or uuid4().hex
+    async def run(self, flush: Flush, tell: Tell, gateway: str = "") -> None:
+        """Until cancelled. Each process has a name of its own, so that one that is started again does not pass for the
+        one that died."""
+        self.gateway = ".".join(filter(None, (gateway, uuid4().hex)))
         followed: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as following:
             while True:
@@ -39,7 +43,7 @@ class FlushFollower:
                 for shard in [shard for shard in followed if shard not in names]:
                     followed.pop(shard).cancel()
                 for shard in [shard for shard in names if shard not in followed]:
-                    followed[shard] = following.create_task(self._follow(shard, flush, following))
+                    followed[shard] = following.create_task(self._follow(shard, flush, tell, following))
                 await self._shards.next_plan(PLAN_AGE)
 
     async def leave(self) -> None:
@@ -55,7 +59,7 @@ class FlushFollower:
             except PoolUnavailable:
                 await asyncio.sleep(RETRY_PAUSE)
 
-    async def _follow(self, shard: str, flush: Flush, following: asyncio.TaskGroup) -> None:
+    async def _follow(self, shard: str, flush: Flush, tell: Tell, following: asyncio.TaskGroup) -> None:
         calls = self._shards.at(shard, timeout=REQUEST_WAIT + self._shards.timeout)
         while True:
             try:
@@ -65,16 +69,19 @@ class FlushFollower:
                 await asyncio.sleep(RETRY_PAUSE)
                 continue
             for trajectory_uid in requested:
-                if trajectory_uid not in self._flushing:
-                    self._flushing.add(trajectory_uid)
-                    following.create_task(self._flush(shard, trajectory_uid, flush))
+                if (shard, trajectory_uid) not in self._serving:
+                    self._serving.add((shard, trajectory_uid))
+                    following.create_task(self._serve(shard, trajectory_uid, flush, tell))
 
-    async def _flush(self, shard: str, trajectory_uid: str, flush: Flush) -> None:
+    async def _serve(self, shard: str, trajectory_uid: str, flush: Flush, tell: Tell) -> None:
         """If it fails, the shard asks again."""
         try:
+            if trajectory_uid == TELL_CALLS:
+                await tell(shard)
+                return
             await flush(trajectory_uid)
             await self._shards.at(shard).flushed(self.gateway, [trajectory_uid])
         except Exception as failure:  # noqa: BLE001 - see above
-            log.warning("the steps of trajectory %s are not delivered yet: %s", trajectory_uid, failure)
+            log.warning("shard %s waits for what is held of %s: %s", shard, trajectory_uid, failure)
         finally:
-            self._flushing.discard(trajectory_uid)
+            self._serving.discard((shard, trajectory_uid))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from stepwell.errors import UnknownTrajectory
+from stepwell.pool.api.calls import CallBegun, Repeats
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import SessionCall, SessionPlace
@@ -13,6 +14,7 @@ from stepwell.pool.client.asking import AskingClient
 from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.group_routing import ask_any, rows_of, submit_to_owners
 from stepwell.pool.client.shards import ShardSet
+from stepwell.pool.slices.calls import BeginCall, EndCall, TellCalls
 from stepwell.pool.slices.sessions import FindSession, PlaceSession
 from stepwell.pool.slices.steps import AddGroups, AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import (
@@ -102,8 +104,24 @@ class ProducerClient(AskingClient):
         gateway = self._flushes.gateway
         return await self.ask(Complete(trajectory_uid, prompt_uid, reward, failure, gateway))
 
-    async def follow_flushes(self, flush: Callable[[str], Awaitable[None]], gateway: str = "") -> None:
-        await self._flushes.run(flush, gateway)
+    async def begin_call(self, call: CallBegun) -> None:
+        await self.ask(BeginCall(replace(call, gateway=self._flushes.gateway)))
+
+    async def end_call(self, trajectory_uid: str, prompt_uid: str, uid: str, *, is_lost: bool) -> None:
+        await self.ask(EndCall(trajectory_uid, prompt_uid, uid, is_lost))
+
+    async def follow_flushes(
+        self,
+        flush: Callable[[str], Awaitable[None]],
+        held: Callable[[], Sequence[CallBegun]] = list,
+        gateway: str = "",
+    ) -> None:
+        async def tell(shard: str) -> None:
+            own = self._flushes.gateway
+            calls = [replace(call, gateway=own, repeats=Repeats.NONE) for call in held()]
+            await self.ask_at(TellCalls(own, calls), shard, await self.shards.plan())
+
+        await self._flushes.run(flush, tell, gateway)
 
     async def stop_serving(self) -> None:
         await self._flushes.leave()

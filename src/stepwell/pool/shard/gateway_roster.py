@@ -8,8 +8,9 @@
   as long as it was to come back, because TCP tries again at growing intervals.
 - A gateway that cannot reach the shard for a while answers calls without asking it. So one that was silent for GAP
   seconds may serve any trajectory.
-- After a restart a shard no longer knows who serves a trajectory. It asks all gateways that it knew; they have two
-  heartbeats to find it, perhaps on another node.
+- Who serves a trajectory is in the journal, the calls under way are not. After a restart, a gap or a death that was
+  none, a gateway is asked to tell its calls, and completions wait until it has. After a restart it has two heartbeats
+  to find the shard, perhaps on another node.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from stepwell.pool.api.calls import TELL_CALLS
 from stepwell.pool.state.records import Trajectory
 
 HEARTBEAT = 15.0
@@ -32,6 +34,8 @@ class GatewayRoster:
         """`known` are the gateways from before a restart. `clock` gives seconds, and never goes back."""
         self._clock = clock
         self._seen = dict.fromkeys(known, clock() + HEARTBEAT)
+        self._untold = set(self._seen)
+        """Those that must tell which calls they have."""
         self._heard_at = clock()
         """When any gateway was last heard."""
         self._waited_at: dict[str, float] = {}
@@ -40,13 +44,22 @@ class GatewayRoster:
         """By gateway: the trajectories that it is asked to flush."""
         self._asked: dict[str, asyncio.Event] = {}
         self._flushed = asyncio.Event()
-        """Replaced whenever a gateway has flushed or left."""
+        """Replaced whenever a gateway has flushed, told or left."""
 
     def living(self) -> tuple[str, ...]:
-        """Those that are dead are forgotten."""
         oldest = self._clock() - HEARTBEAT
-        self._seen = {gateway: seen for gateway, seen in self._seen.items() if seen > oldest}
-        return tuple(sorted(self._seen))
+        return tuple(sorted(gateway for gateway, seen in self._seen.items() if seen > oldest))
+
+    def take_dead(self) -> dict[str, bool]:
+        """Those that have died since the last time; True for one that had told its calls. None while no gateway is
+        heard: then the shard itself is cut off."""
+        if self._clock() - self._heard_at > GAP:
+            return {}
+        dead = {gateway: gateway not in self._untold for gateway in self._seen.keys() - set(self.living())}
+        for gateway in dead:
+            self.leave(gateway)
+            self._untold.add(gateway)
+        return dead
 
     def note(self, gateway: str) -> None:
         """It lives."""
@@ -57,13 +70,13 @@ class GatewayRoster:
         self._heard_at = now
         self._seen[gateway] = now
 
-    def ends_gap(self, gateway: str) -> bool:
-        """It comes to wait for requests. True if it did not for so long that it may serve any trajectory by now."""
-        now = self._clock()
-        return now - self._waited_at.setdefault(gateway, now) > GAP
+    def note_told(self, gateway: str) -> None:
+        self._untold.discard(gateway)
+        self.notify()
 
     def leave(self, gateway: str) -> None:
         self._seen.pop(gateway, None)
+        self._untold.discard(gateway)
         self._waited_at.pop(gateway, None)
         self._requests.pop(gateway, None)
         self.notify()
@@ -75,7 +88,7 @@ class GatewayRoster:
             return living - {but}
         now = self._clock()
         silent = {gateway for gateway in living if now - self._waited_at.get(gateway, now) > GAP}
-        return (living & (trajectory.gateways | silent)) - {but}
+        return (living & ({*trajectory.gateways} | silent | self._untold)) - {but}
 
     def ask(self, gateway: str, trajectory_uid: str) -> None:
         self._requests.setdefault(gateway, set()).add(trajectory_uid)
@@ -84,7 +97,12 @@ class GatewayRoster:
     async def requests(self, gateway: str, timeout: float) -> list[str]:
         """The trajectories that this gateway has to flush, as soon as there are some; none after `timeout`."""
         self.note(gateway)
-        self._waited_at[gateway] = self._clock()
+        now = self._clock()
+        if now - self._waited_at.get(gateway, now) > GAP:
+            self._untold.add(gateway)
+        if gateway in self._untold:
+            self.ask(gateway, TELL_CALLS)
+        self._waited_at[gateway] = now
         asked = self._asked.setdefault(gateway, asyncio.Event())
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -94,7 +112,7 @@ class GatewayRoster:
         return sorted(self._requests.pop(gateway, ()))
 
     def notify(self) -> None:
-        """A gateway has flushed a trajectory, or has left."""
+        """A gateway has flushed a trajectory, has told its calls, or has left."""
         self._flushed.set()
         self._flushed = asyncio.Event()
 

@@ -55,6 +55,8 @@ class Operation(Generic[R]):
     """Something may be ready after it, for those who wait for data."""
     changes: ClassVar[bool] = True
     """It is run within a transaction."""
+    patience: ClassVar[float] = 0.0
+    """Seconds that it may wait for others to share its message. Somebody waits for the answer of one that has none."""
     flush_wait: ClassVar[float] = FLUSH_WAIT
     """Seconds that it waits for other gateways, where it raises FlushNeeded."""
     is_patient: ClassVar[bool] = True

@@ -78,11 +78,8 @@ class OperationCalls(ShardCalls):
 
     async def flush_requests(self, gateway: str, timeout: float) -> list[str]:
         """The trajectories of which this gateway must send all steps that it holds. Waits until there are some."""
-        self._transactions.check_open()
-        if self.shard.gateways.ends_gap(gateway):
-            self.pool.state.forget_gateways()
-        self.shard.note_gateway(gateway)
-        self._watch_sessions()
+        async with self._transactions.transaction():
+            self.shard.note_gateway(gateway)
         requested = await self.shard.gateways.requests(gateway, timeout)
         self._transactions.check_open()
         return requested
@@ -92,14 +89,16 @@ class OperationCalls(ShardCalls):
         self._transactions.check_open()
         gateways = self.shard.gateways
         for trajectory in filter(None, map(self.pool.state.trajectories.get, trajectory_uids)):
-            self.pool.state.set_gateways(trajectory, gateways.holders(trajectory, but=gateway))
+            known = gateways.holders(trajectory, but=gateway) if trajectory.gateways is None else trajectory.gateways
+            self.pool.state.set_gateways(trajectory, {*known} - {gateway})
         gateways.notify()
 
     async def leave(self, gateway: str) -> None:
         """The gateway ends, and holds nothing."""
-        self._transactions.check_open()
-        self.shard.gateways.leave(gateway)
-        self.pool.state.set_living_gateways(self.shard.gateways.living())
+        async with self._transactions.transaction():
+            self.shard.gateways.leave(gateway)
+            self.pool.state.lose_gateway(gateway, is_dead=False)
+            self.pool.state.set_living_gateways(self.shard.gateways.living())
 
     async def pacing(self, channel: str = TRAIN) -> Pacing:
         async with self._transactions.transaction():

@@ -196,7 +196,7 @@ class JournalReader:
 
     def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
         for number, seq, info in self._table("trajectories", "number, group_seq, info"):
-            fields = self._named(TRAJECTORY_FIELDS, info, number, seq, new=6)
+            fields = self._named(TRAJECTORY_FIELDS, info, number, seq, new=8)
             if seq not in groups or fields is None:
                 self.damaged = True
                 log.error("trajectory %s is lost, or its group", fields["uid"] if fields else f"number {number}")
@@ -205,6 +205,9 @@ class JournalReader:
             fields.pop("reward_left_out", None)
             fields.setdefault("completed_time", fields.get("completed_at", 0.0))
             fields["kept_rewards"] = tuple(map(tuple, fields.get("kept_rewards", ())))
+            fields["lost_calls"] = tuple(map(tuple, fields.get("lost_calls", ())))
+            if fields.get("gateways") is not None:
+                fields["gateways"] = tuple(fields["gateways"])
             trajectory = Trajectory(group=groups[seq], number=number, **fields)
             trajectory.group.trajectories[trajectory.uid] = trajectory
             yield trajectory

@@ -1,14 +1,19 @@
 """What an operation finds where it runs: the pool of one shard, its gateways, and what it tells them."""
 
 import asyncio
+import logging
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from uuid import uuid4
 
+from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.producing import FlushNeeded, RewardGiven
 from stepwell.pool.api.serving_state import Serving
-from stepwell.pool.shard.gateway_roster import GatewayRoster
+from stepwell.pool.shard.gateway_roster import HEARTBEAT, GatewayRoster
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.transactions import ShardTransactions
+
+log = logging.getLogger("stepwell.pool")
 
 
 class Shard:
@@ -39,19 +44,35 @@ class Shard:
         if gateway:
             self.note_gateway(gateway)
             if trajectory is not None and trajectory.gateways is not None:
-                self.pool.state.set_gateways(trajectory, trajectory.gateways | {gateway})
+                self.pool.state.set_gateways(trajectory, {*trajectory.gateways, gateway})
 
     def note_gateway(self, gateway: str) -> None:
         """It lives. After a restart of the shard it is asked too."""
         self.gateways.note(gateway)
+        self.look_for_dead()
         self.pool.state.set_living_gateways(self.gateways.living())
+
+    def look_for_dead(self) -> None:
+        """The rollouts that a dead gateway served may lack a call."""
+        for gateway, has_told in self.gateways.take_dead().items():
+            log.warning("gateway %s was not heard for %g s: it is taken for dead", gateway, HEARTBEAT)
+            if not has_told:
+                self.pool.state.lose_untold(gateway)
+            self.pool.state.lose_gateway(gateway)
+
+    def note_told(self, gateway: str, calls: Sequence[CallBegun]) -> None:
+        """These are all calls that it has under way."""
+        for call in calls:
+            self.attach(call.trajectory_uid, gateway)
+        self.pool.state.tell_calls(gateway, calls)
+        self.gateways.note_told(gateway)
 
     def holders(self, trajectory_uid: str, but: str) -> set[str]:
         """The other gateways that may hold steps of a trajectory. Without the name of one, they are not known."""
         trajectory = self.pool.state.trajectories.get(trajectory_uid)
         if not but or trajectory is None or trajectory.completed or not trajectory.is_at_home:
             return set()
-        self.gateways.note(but)
+        self.note_gateway(but)
         return self.gateways.holders(trajectory, but=but)
 
     def check_flushed(self, trajectory_uid: str, gateway: str) -> None:

@@ -1,16 +1,16 @@
 """Operations on groups, trajectories and steps."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from stepwell.pool.api.consent import may_train
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.pool.api.watching import TrajectoryState
+from stepwell.pool.state.call_operations import CallOperations
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.producer_shares import producer_of
-from stepwell.pool.state.records import A_STEP, NO_GATEWAYS, Group, Trajectory, json_bytes
-from stepwell.pool.state.state_base import StateBase
+from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.soundness import fault_kind
@@ -25,7 +25,7 @@ HELD_MOST = "its producer held the most of it"
 NOT_TO_BE_TRAINED = f"{NO_CONSENT}: whose data it is did not agree to training"
 
 
-class GroupOperations(StateBase):
+class GroupOperations(CallOperations):
     # -- groups and trajectories ---------------------------------------------------------------------------------------
 
     def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "", producer: str = "") -> Group:
@@ -42,7 +42,7 @@ class GroupOperations(StateBase):
         self, group: Group, uid: str, metadata: JsonObject, outcome: GivenReward | None = None
     ) -> Trajectory:
         self._counters.registered += 1
-        trajectory = Trajectory(uid, group, metadata, self._counters.registered, gateways=NO_GATEWAYS)
+        trajectory = Trajectory(uid, group, metadata, self._counters.registered, gateways=())
         if outcome is not None:
             trajectory.reward, trajectory.reward_source = outcome.value, outcome.source
             trajectory.reward_revision = outcome.revision
@@ -61,16 +61,6 @@ class GroupOperations(StateBase):
         trajectory.metadata = metadata
         self.has_retention |= RETENTION in metadata
         self._changed(trajectory)
-
-    def set_gateways(self, trajectory: Trajectory, gateways: Iterable[str]) -> None:
-        """Those that may hold steps of it."""
-        trajectory.gateways = frozenset(gateways)
-
-    def forget_gateways(self) -> None:
-        """Any gateway may hold steps of the open trajectories."""
-        for trajectory in self.trajectories.values():
-            if not trajectory.completed:
-                trajectory.gateways = None
 
     def touch_session(self, trajectory: Trajectory) -> None:
         """Its session is called. Nothing happens if it belongs to none."""
@@ -93,6 +83,8 @@ class GroupOperations(StateBase):
         if is_new:
             trajectory.completed, trajectory.completed_at = True, self.now
             trajectory.completed_time = self.pool_time
+            if trajectory.calls is not None and not trajectory.calls.gateways:
+                trajectory.calls = None
             self._packer.awake.append(trajectory.uid)
             self._count_bytes(trajectory)
             self._channels[group.channel].completed += 1
@@ -192,6 +184,7 @@ class GroupOperations(StateBase):
         step = packed.stored(i, counters.arrived)
         if not may_train(trajectory.metadata):
             step.untrainable = NOT_TO_BE_TRAINED
+        self._call_arrived(trajectory, step.uid)
         if step.reward is not None and trajectory.is_relabelled:
             step.reward, step.reward_source = None, ""
         placement = trajectory.tokens.place(packed.tokens(i))
@@ -204,6 +197,8 @@ class GroupOperations(StateBase):
             nbytes += step.mask.nbytes
         step.nbytes = nbytes
         trajectory.steps[step.identity] = step
+        if trajectory.lost_calls:
+            self._mark_incomplete(trajectory)
         self._count_bytes(trajectory, step)
         self._channels[group.channel].add_step(trajectory, step)
         self._journal.add_step(trajectory, step, placement)
@@ -227,6 +222,7 @@ class GroupOperations(StateBase):
         step = packed.stored(i, self._counters.arrived)
         self._counters.quarantined[fault_kind(step.quarantine or "")] += 1
         self.quarantine.append(packed.copy_step(i))
+        self._call_arrived(trajectory, step.uid)
         step.prompt_length = step.response_length = 0
         step.logprobs = step.mask = None
         trajectory.steps[step.identity] = step

@@ -198,6 +198,7 @@ class PoolState(ForgetOperations):
             self.sessions.add(trajectory, self.pool_time)
             for step in trajectory.steps.values():
                 step.lease = self._if_held(step.lease, leases)
+            self._mark_incomplete(trajectory)
             leased = [step for step in trajectory.steps.values() if step.lease is not None]
             for step in leased:
                 leases[str(step.lease)].steps.append((trajectory, step))

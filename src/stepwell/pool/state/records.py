@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 from stepwell.pool.api.curation import BY_A_PERSON, MARKS
 from stepwell.pool.api.producing import ENDED_BY
@@ -16,12 +16,14 @@ from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, Json, JsonObject
 from stepwell.steps.step_filter import StepFilter
 
+if TYPE_CHECKING:
+    from stepwell.pool.state.call_operations import OpenCalls
+
 SLACK = 1.0
 """Seconds that a message may be on its way, or by which the clocks of two machines may differ."""
 EXPLANATION, STEP_DETAILS = "reward", "step_details"
 """In a trajectory's metadata: what explains its reward, and in it the evidence of its steps' rewards by identity."""
 STEP_ORDER = attrgetter("step_index", "started_at", "number")
-NO_GATEWAYS: frozenset[str] = frozenset()
 KeptReward: TypeAlias = tuple[str, float, str, str]
 """The identity of its step, or OUTCOME; its value, source and notes."""
 OUTCOME = ""
@@ -91,8 +93,13 @@ class Trajectory:
     """Its extent when reward workers that judge by step last judged it."""
     awaits_steps: bool = False
     """Do reward workers that judge by step still owe a judgement of it?"""
-    gateways: frozenset[str] | None = None
-    """The gateways that may hold steps of it. None if it may be any, as after a restart."""
+    gateways: tuple[str, ...] | None = None
+    """The gateways that may hold steps of it. None if it may be any: the journal is of a release that did not write
+    it."""
+    calls: "OpenCalls | None" = None
+    lost_calls: tuple[tuple[str, str], ...] = ()
+    """Calls whose steps are missing for good, as it seems: the gateway and the uid of each, which is empty if it is
+    only known that there may be one."""
     rejected: str | None = None
     """Who rejected it while a trainer had it, and why. It is dropped when it returns."""
     kept_rewards: tuple[KeptReward, ...] = ()

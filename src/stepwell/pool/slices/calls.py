@@ -1,0 +1,65 @@
+"""Gateways announce calls before they answer them, so that a rollout whose gateway died does not pass for a whole
+one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepwell.common.message_format import message
+from stepwell.pool.api.calls import CallBegun
+from stepwell.pool.shard.operation import Operation, ShardRoute, TrajectoryOperation
+
+if TYPE_CHECKING:
+    from stepwell.pool.shard.shard import Shard
+
+ANNOUNCING = 0.05
+"""Seconds in which announcements are gathered."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class BeginCall(Operation[None]):
+    """The gateway has asked an engine. An unknown trajectory is none of this shard's: nothing is noted."""
+
+    call: CallBegun
+    route = ShardRoute.GROUP
+    may_ask_all = True
+    patience = ANNOUNCING
+
+    @property
+    def routed_by(self) -> str:
+        return self.call.prompt_uid
+
+    def is_elsewhere(self, shard: "Shard") -> bool:
+        return shard.pool.ownership.is_elsewhere(self.call.trajectory_uid, self.call.prompt_uid)
+
+    def run(self, shard: "Shard") -> None:
+        shard.attach(self.call.trajectory_uid, self.call.gateway)
+        shard.pool.state.begin_call(self.call)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class EndCall(TrajectoryOperation[None]):
+    """No step of this call will come. Its step is lost, or it has none: then nothing is missing."""
+
+    uid: str
+    is_lost: bool = False
+    may_ask_all = True
+    patience = ANNOUNCING
+
+    def run(self, shard: "Shard") -> None:
+        shard.pool.state.end_call(self.trajectory_uid, self.uid, is_lost=self.is_lost)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class TellCalls(Operation[None]):
+    """All calls of a gateway whose steps the pool may lack, also those of trajectories of other shards."""
+
+    gateway: str
+    calls: Sequence[CallBegun]
+    route = ShardRoute.NAMED
+
+    def run(self, shard: "Shard") -> None:
+        shard.note_told(self.gateway, self.calls)

@@ -1,0 +1,125 @@
+"""Operations on calls that are under way, and on the rollouts that lack one.
+
+- A call is open from its announcement until its step arrives, or its gateway says that none will.
+- The open calls of a gateway that died are lost, unless the same was asked again since. A step that arrives later is
+  lost no more.
+- A rollout with a lost call is incomplete: its steps are marked, so that no trainer gets them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from stepwell.pool.api.calls import CallBegun, Repeats
+from stepwell.pool.api.plan import OnIncomplete
+from stepwell.pool.state.records import Trajectory
+from stepwell.pool.state.state_base import StateBase
+from stepwell.steps.soundness import fault_kind
+from stepwell.steps.step_filter import INCOMPLETE
+
+A_CALL_IS_MISSING = f"{INCOMPLETE}: the gateway of one of its calls died, or gave the call's step up"
+
+
+@dataclass(slots=True, eq=False)
+class OpenCalls:
+    """Of one trajectory, only in memory: after a restart of the shard, gateways tell theirs."""
+
+    gateways: dict[str, str] = field(default_factory=dict)
+    """By uid of an open call."""
+    asked: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """By key: the uids of all calls, ended ones too, in the order of their announcements."""
+
+    def is_asked_again(self, uid: str) -> bool:
+        return any(uid in uids[:-1] for uids in self.asked.values())
+
+
+class CallOperations(StateBase):
+    def set_gateways(self, trajectory: Trajectory, gateways: Iterable[str]) -> None:
+        """Those that may hold steps of it."""
+        now = tuple(sorted(set(gateways)))
+        if now != trajectory.gateways:
+            trajectory.gateways = now
+            self._journal.save_trajectory(trajectory)
+
+    def begin_call(self, call: CallBegun) -> None:
+        trajectory = self._at_home(call.trajectory_uid)
+        if trajectory is None or trajectory.completed:
+            return
+        calls = trajectory.calls = trajectory.calls or OpenCalls()
+        lost = {uid for _, uid in trajectory.lost_calls}
+        earlier = calls.asked[call.key] if call.key else []
+        if call.uid not in earlier:
+            if call.repeats is not Repeats.NONE:
+                repeated = [uid for uid in earlier if call.repeats is Repeats.ALL or uid in lost]
+                self._replace_calls(trajectory, repeated)
+            earlier.append(call.uid)
+        if call.uid not in trajectory.steps:
+            calls.gateways[call.uid] = call.gateway
+
+    def end_call(self, trajectory_uid: str, uid: str, *, is_lost: bool) -> None:
+        """It brings no step."""
+        trajectory = self._at_home(trajectory_uid)
+        if trajectory is not None:
+            gateway = trajectory.calls.gateways.pop(uid, "") if trajectory.calls is not None else ""
+            if is_lost and uid not in trajectory.steps:
+                self._set_lost(trajectory, {*trajectory.lost_calls, (gateway, uid)})
+
+    def lose_gateway(self, gateway: str, *, is_dead: bool = True) -> None:
+        """It holds nothing any more. If it died, its open calls are lost."""
+        for trajectory in list(self.trajectories.values()):
+            if trajectory.gateways is not None:
+                self.set_gateways(trajectory, {*trajectory.gateways} - {gateway})
+            calls = trajectory.calls
+            gone = [] if calls is None else [uid for uid, holder in calls.gateways.items() if holder == gateway]
+            if calls is None or not gone:
+                continue
+            for uid in gone:
+                del calls.gateways[uid]
+            if is_dead:
+                repeated = [uid for uid in gone if calls.is_asked_again(uid)]
+                missing = {(gateway, uid) for uid in gone if uid not in repeated}
+                self._set_lost(trajectory, {*trajectory.lost_calls, *missing})
+                self._replace_calls(trajectory, repeated)
+
+    def lose_untold(self, gateway: str) -> None:
+        """It died before it could tell a shard that has restarted: what it served may lack a call."""
+        for trajectory in list(self.trajectories.values()):
+            if gateway in (trajectory.gateways or ()) and not trajectory.completed:
+                self._set_lost(trajectory, {*trajectory.lost_calls, (gateway, "")})
+
+    def tell_calls(self, gateway: str, calls: Sequence[CallBegun]) -> None:
+        """All that a living gateway has under way. What was taken for lost of it is not."""
+        for trajectory in list(self.trajectories.values()):
+            self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost[0] != gateway})
+        for call in calls:
+            self.begin_call(call)
+
+    def _at_home(self, uid: str) -> Trajectory | None:
+        trajectory = self.trajectories.get(uid)
+        return trajectory if trajectory is not None and trajectory.is_at_home else None
+
+    def _call_arrived(self, trajectory: Trajectory, uid: str) -> None:
+        """With its step."""
+        if trajectory.calls is not None:
+            trajectory.calls.gateways.pop(uid, None)
+        if trajectory.lost_calls:
+            self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost[1] != uid})
+
+    def _replace_calls(self, trajectory: Trajectory, uids: Sequence[str]) -> None:
+        """The same was asked again, so nobody read their answers: nothing is missing without them."""
+        if uids:
+            self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost[1] not in uids})
+
+    def _set_lost(self, trajectory: Trajectory, lost: Iterable[tuple[str, str]]) -> None:
+        now = tuple(sorted(lost))
+        if now != trajectory.lost_calls and trajectory.is_at_home:
+            trajectory.lost_calls = now
+            self._mark_incomplete(trajectory)
+            self._changed(trajectory)
+
+    def _mark_incomplete(self, trajectory: Trajectory) -> None:
+        """Its steps, or no longer. A step that has a mark of another kind keeps it."""
+        is_incomplete = bool(trajectory.lost_calls) and self.limits.on_incomplete is OnIncomplete.LEAVE_OUT
+        for step in trajectory.held_steps():
+            if step.lease is None and (step.untrainable is None or fault_kind(step.untrainable) == INCOMPLETE):
+                step.untrainable = A_CALL_IS_MISSING if is_incomplete else None
