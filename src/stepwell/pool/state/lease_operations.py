@@ -80,6 +80,7 @@ class LeaseOperations(GroupOperations, RewardOperations):
                 self.change_log.record(trajectory)
                 self._journal.save_step(step)
                 index.show_step(trajectory, step)
+                self._mark_incomplete(trajectory)
                 self._count_kept_rewards(trajectory, of=step)
 
     def mark_trained(self, lease: Lease) -> None:

@@ -185,6 +185,7 @@ class PoolState(ForgetOperations):
         index = self._index(group.channel)
         for trajectory in group.trajectories.values():
             trajectory.nbytes = trajectory.held_bytes()
+            self._mark_incomplete(trajectory)
         group.nbytes = A_GROUP + sum(trajectory.nbytes for trajectory in group.trajectories.values())
         metadata = next((trajectory.metadata for trajectory in group.trajectories.values()), {})
         group.producer = producer_of(metadata, group.source)
@@ -198,7 +199,6 @@ class PoolState(ForgetOperations):
             self.sessions.add(trajectory, self.pool_time)
             for step in trajectory.steps.values():
                 step.lease = self._if_held(step.lease, leases)
-            self._mark_incomplete(trajectory)
             leased = [step for step in trajectory.steps.values() if step.lease is not None]
             for step in leased:
                 leases[str(step.lease)].steps.append((trajectory, step))

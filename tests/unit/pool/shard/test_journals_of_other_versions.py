@@ -245,7 +245,7 @@ def test_a_journal_from_before_all_rows_had_checksums_is_read_and_its_damage_is_
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
     assert journal.pool_time() == 77.0
-    assert meta(journal, "schema_version") == 11
+    assert meta(journal, "schema_version") == 12
     assert pool.leasing.ack(leased[0]) == "done"
     save(pool, journal)
     spoil(journal, "UPDATE steps SET added = ? WHERE number = (SELECT max(number) FROM steps)", bytes(16))

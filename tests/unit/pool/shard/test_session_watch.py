@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.pool.api.calls import TELL_CALLS
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.calls import TellCalls
 from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import ChannelIfOpen
@@ -68,8 +70,9 @@ async def test_an_idle_session_waits_for_the_steps_that_a_gateway_holds(clock: C
     await service.flushed("gateway", ["s"])
     assert not is_completed(service)
     clock.now += IDLE
-    assert await service.flush_requests("gateway", 10.0) == ["s"]
-    await service.flushed("gateway", ["s"])
+    assert await service.flush_requests("gateway", 10.0) == [TELL_CALLS]
+    assert not is_completed(service)
+    await asked(service, TellCalls("gateway", []))
     await until(lambda: is_completed(service), "the idle end")
     assert len(service.pool.state.trajectories["s"].steps) == 2
 
@@ -82,7 +85,7 @@ async def test_a_gateway_with_a_call_in_flight_keeps_its_session_open(clock: Clo
     await service.run([ChannelIfOpen(SESSION.trajectory_uid, SESSION.prompt_uid, "gateway")])
     await service.flushed("gateway", ["s"])
     trajectory = service.pool.state.trajectories["s"]
-    await until(lambda: trajectory.gateways == frozenset({"gateway"}), "the gateway to be attached again")
+    await until(lambda: trajectory.gateways == ("gateway",), "the gateway to be attached again")
     assert not is_completed(service)
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stepwell.errors import BadRequest
+from stepwell.pool.api.calls import CallBegun, Repeats
 from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
@@ -26,6 +27,7 @@ from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS
 from stepwell.pool.shard.recovery import JournalReader
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.state.call_operations import A_CALL_IS_MISSING
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.pool_state import PoolState
@@ -59,6 +61,7 @@ GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
 pick = st.integers(0, 10**6)
 names = st.sampled_from(("train", "validation"))
 values = st.floats(-1, 1)
+gateway_names = st.sampled_from(("a", "b"))
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -160,8 +163,41 @@ class StateMachine(RuleBasedStateMachine):
         trajectory = self.any_at_home(pick)
         if trajectory is not None:
             self.state.set_gateways(trajectory, gateways)
-        if not gateways:
-            self.state.forget_gateways()
+
+    @rule(pick=pick, gateway=gateway_names, key=st.sampled_from(("", "k")), repeats=st.sampled_from(Repeats))
+    def begin_call(self, pick: int, gateway: str, key: str, repeats: Repeats) -> None:
+        trajectory = self.any_at_home(pick, completed=False)
+        if trajectory is not None:
+            call = CallBegun(trajectory.uid, trajectory.group.prompt_uid, self.new_uid("s"), gateway, key, repeats)
+            self.state.begin_call(call)
+            assert trajectory.calls is not None
+            assert trajectory.calls.gateways[call.uid] == gateway
+
+    @rule(pick=pick, is_lost=st.booleans())
+    def end_call(self, pick: int, is_lost: bool) -> None:
+        trajectory = self.any_at_home(pick)
+        if trajectory is not None and trajectory.calls is not None and trajectory.calls.gateways:
+            uid, gateway = next(iter(trajectory.calls.gateways.items()))
+            self.state.end_call(trajectory.uid, uid, is_lost=is_lost)
+            assert uid not in trajectory.calls.gateways
+            assert ((gateway, uid) in trajectory.lost_calls) == is_lost
+
+    @rule(gateway=gateway_names, is_dead=st.booleans(), untold=st.booleans())
+    def lose_gateway(self, gateway: str, is_dead: bool, untold: bool) -> None:
+        if untold:
+            self.state.lose_untold(gateway)
+        self.state.lose_gateway(gateway, is_dead=is_dead)
+        for trajectory in self.at_home():
+            assert gateway not in (trajectory.gateways or ())
+            assert trajectory.calls is None or gateway not in trajectory.calls.gateways.values()
+
+    @rule(gateway=gateway_names, pick=pick)
+    def tell_calls(self, gateway: str, pick: int) -> None:
+        trajectory = self.any_at_home(pick)
+        told = [] if trajectory is None else [uid for holder, uid in trajectory.lost_calls if holder == gateway]
+        calls = [CallBegun(trajectory.uid, trajectory.group.prompt_uid, uid, gateway) for uid in told if trajectory]
+        self.state.tell_calls(gateway, calls)
+        assert all(holder != gateway for found in self.at_home() for holder, _ in found.lost_calls)
 
     @rule(counts=st.lists(st.integers(1, 4), min_size=1, max_size=3))
     def set_layouts(self, counts: list[int]) -> None:
@@ -672,6 +708,12 @@ class StateMachine(RuleBasedStateMachine):
         assert shares._large.keys() == large
 
     @invariant()
+    def the_steps_of_incomplete_rollouts_are_marked(self) -> None:
+        for trajectory in self.at_home():
+            free = [step for step in trajectory.held_steps() if step.lease is None]
+            assert {step.untrainable for step in free} <= {A_CALL_IS_MISSING if trajectory.lost_calls else None}
+
+    @invariant()
     def the_sessions_are_those_that_are_open(self) -> None:
         held = self.state.trajectories.values()
         sessions = [found for found in held if session_id_of(found.group.prompt_uid)]
@@ -772,7 +814,8 @@ def dump_step(trajectory: Trajectory, step: StoredStep) -> tuple[Any, ...]:
     changing = (step.number, step.reward, step.reward_source, step.reward_revision, step.lease, step.shipped)
     tokens = None if step.quarantine else trajectory.tokens.read(step.branch, step.tokens).tolist()
     logprobs = None if step.logprobs is None else step.logprobs.tolist()
-    return *changing, *(getattr(step, name) for name in OWN_NAMES), step.carried, tokens, logprobs
+    own = (None if getattr(step, name) == A_CALL_IS_MISSING else getattr(step, name) for name in OWN_NAMES)
+    return *changing, *own, step.carried, tokens, logprobs
 
 
 class ScoredGroups(StateMachine):
