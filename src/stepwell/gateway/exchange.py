@@ -9,6 +9,7 @@ from stepwell.gateway.dialects.dialect import Dialect, ModelCall, StreamWriter
 from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.gateway.http.sighting import Sighting
 from stepwell.gateway.recording.step_builder import BegunStep
 from stepwell.steps.step import Step
 
@@ -24,13 +25,14 @@ class Exchange:
     writer: ResponseWriter
     headers: CallHeaders
     stream: StreamWriter
+    sighting: Sighting
     is_whitebox: bool = False
     """It is a call below /unrecorded, whose client keeps its tokens itself."""
     is_abandoned: bool = False
     """The client left, and no other client waits for the answer."""
     is_over: bool = False
-    is_answered: bool = False
-    """The whole answer was sent, and it is not an error."""
+    has_shown_end: bool = False
+    """The finish_reasons of a stream were sent while its client was there, which may leave without its last event."""
     engine: str = ""
     """The address of the engine that answered."""
     prompt_tokens: int = 0

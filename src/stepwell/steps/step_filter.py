@@ -17,7 +17,13 @@ OTHER_MODEL = "model"
 """The kind of reason for steps that another model or adapter wrote than the one that is trained."""
 
 NO_CONSENT = "no_consent"
-"""The kind of reason for steps of people who did not agree to training. No filter accepts them."""
+"""The kind of reason for steps of people who did not agree to training."""
+UNSEEN = "unseen"
+"""The kind of reason for answers that nobody read to their end: the client had gone, or got an error instead."""
+NOT_CONTINUED = "not_continued"
+"""The kind of reason for choices of an answer of which another one was continued."""
+NEVER_TRAINED = (NO_CONSENT, UNSEEN, NOT_CONTINUED)
+"""No filter accepts steps that are left out for these reasons."""
 NO_SOUND_STEP = "no_sound_step"
 """The kind of reason for rollouts that count in their group and have no sound step."""
 
@@ -38,13 +44,13 @@ class StepFilter:
     min_exactness: Exactness
     """The lowest grade that is accepted."""
     untrainable: bool
-    """Are steps that are marked untrainable accepted too, if it is not for want of consent?"""
+    """Are steps that are marked untrainable accepted too, if the reason is not in NEVER_TRAINED?"""
     models: tuple[str, ...] = ()
     """The models that are trained; empty means any. A step whose model is not known is accepted."""
 
     def rejection_kind(self, step: FilteredStep) -> str | None:
         """The kind of reason for which a held step is left out; None if it is accepted."""
-        if step.untrainable is not None and (not self.untrainable or fault_kind(step.untrainable) == NO_CONSENT):
+        if step.untrainable is not None and (not self.untrainable or fault_kind(step.untrainable) in NEVER_TRAINED):
             return fault_kind(step.untrainable)
         if self.models and step.model and step.model not in self.models:
             return OTHER_MODEL

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.http.request_body import Headers
+from stepwell.gateway.http.sighting import Sighting
 from stepwell.pool.api.producing import TrajectoryRef
 
 SESSION_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session-id", b"session_id")
@@ -44,6 +45,7 @@ class SharedResponse:
     caller: str = ""
     """Whose call it answers."""
     kept_until: float = 0.0
+    sighting: Sighting | None = None
     _parts: list[tuple[bytes, bool]] = field(default_factory=list)
     _news: "asyncio.Future[None] | None" = None
 

@@ -39,7 +39,7 @@ Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 Wait: TypeAlias = Callable[[str], Awaitable[None]]
 """Tells operators why work cannot go on now. Returns when it is to be tried again."""
 
-SCHEMA_VERSION = max(11, *(column.journal_since for column in STEP_COLUMNS))
+SCHEMA_VERSION = max(12, *(column.journal_since for column in STEP_COLUMNS))
 """Raised with every change to a table or to the fields below. Fields that an older file lacks take their defaults."""
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
@@ -48,6 +48,7 @@ GROUP_FIELDS = (
 TRAJECTORY_FIELDS = (
     *("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count"),
     *("reward_left_out", "rejected", "completed_at", "completed_time", "kept_rewards", "late_rewards"),
+    "marks",
 )
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),

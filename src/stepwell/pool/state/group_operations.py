@@ -8,9 +8,9 @@ from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
+from stepwell.pool.state.mark_operations import MarkOperations
 from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import A_STEP, NO_GATEWAYS, Group, Trajectory, json_bytes
-from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.soundness import fault_kind
@@ -25,7 +25,7 @@ HELD_MOST = "its producer held the most of it"
 NOT_TO_BE_TRAINED = f"{NO_CONSENT}: whose data it is did not agree to training"
 
 
-class GroupOperations(StateBase):
+class GroupOperations(MarkOperations):
     # -- groups and trajectories ---------------------------------------------------------------------------------------
 
     def open_group(self, prompt_uid: str, channel: Channel, size: int, source: str = "", producer: str = "") -> Group:
@@ -192,6 +192,7 @@ class GroupOperations(StateBase):
         step = packed.stored(i, counters.arrived)
         if not may_train(trajectory.metadata):
             step.untrainable = NOT_TO_BE_TRAINED
+        self._mark_arrived(trajectory, step)
         if step.reward is not None and trajectory.is_relabelled:
             step.reward, step.reward_source = None, ""
         placement = trajectory.tokens.place(packed.tokens(i))
