@@ -56,11 +56,11 @@ def ignore_failure(work: asyncio.Future[Any]) -> None:
         work.exception()
 
 
-async def run_to_end(work: Coroutine[object, object, None]) -> None:
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Awaits the work until it is done, even if the caller is cancelled meanwhile; then the cancellation goes on."""
     task = asyncio.create_task(work)
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     finally:
         await asyncio.wait([task])
 

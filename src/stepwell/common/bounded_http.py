@@ -3,6 +3,7 @@
 uvicorn bounds neither the headers of a request nor the time that a client takes to send it.
 """
 
+import select
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,9 @@ BODY_SECONDS = 600.0
 MOST_CONNECTIONS = 50_000
 WHEN_GONE = "stepwell.when_gone"
 """An extension in a request's ASGI scope: a function. What it is given is called if the client leaves."""
+HANDOVER = "stepwell.handover"
+"""An extension in a request's ASGI scope: a Handover."""
+HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 WHY_TOO_LARGE = b"a request has at most %d headers, of %d KiB together" % (MOST_HEADERS, LARGEST_HEADERS >> 10)
 HEADERS_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
@@ -64,6 +68,23 @@ def _when_gone(connection: "ref[BoundedHttp]", on_gone: Callable[[], object]) ->
     return found.when_gone(on_gone)
 
 
+class Handover:
+    """What became of the bytes of an answer. Only during a request, as above."""
+
+    def __init__(self, connection: "ref[BoundedHttp]") -> None:
+        self._connection = connection
+
+    def is_open(self) -> bool:
+        """False as soon as the kernel knows that the client has left, which the event loop may not know yet."""
+        found = self._connection()
+        return found is not None and found.is_open()
+
+    def unsent(self) -> int | None:
+        """Bytes that the kernel has not taken yet; None if the connection broke before it took all."""
+        found = self._connection()
+        return None if found is None or found.is_broken else found.transport.get_write_buffer_size()
+
+
 class BoundedHttp(HttpToolsProtocol):
     """Closes a connection whose request is too slow, or whose headers are too large or too many. The body of a refused
     request is read slowly."""
@@ -82,7 +103,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._since = self._touched_at = 0.0
         self._check: TimerHandle | None = None
         self._on_gone: Callable[[], object] | None = None
-        self._extensions: Any = {WHEN_GONE: partial(_when_gone, ref(self))}
+        self.is_broken = False
+        """It ended with an error, so that what was to be sent may not have been."""
+        self._extensions: Any = {WHEN_GONE: partial(_when_gone, ref(self)), HANDOVER: Handover(ref(self))}
         """In the scope of each request, which the connection keeps. It must not keep the connection: both would stay
         until the garbage collector comes."""
 
@@ -94,6 +117,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._check is not None:
             self._check.cancel()
+        self.is_broken = exc is not None
         super().connection_lost(exc)
         if self._on_gone is not None:
             self._on_gone()
@@ -156,6 +180,13 @@ class BoundedHttp(HttpToolsProtocol):
                 self._on_gone = None
 
         return forget
+
+    def is_open(self) -> bool:
+        if self.transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), HUNG_UP)
+        return not poll.poll(0)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_count += 1

@@ -138,6 +138,9 @@ class RecordingPool:
     async def give_reward(self, reward: RewardGiven) -> bool:
         return False
 
+    async def mark_unseen(self, trajectory_uid: str, prompt_uid: str, step_uids: Sequence[str], reason: str) -> None:
+        """Nothing is trained."""
+
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return EndResult.ABORTED
 

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from stepwell.access.caller import Caller
@@ -20,13 +21,14 @@ from stepwell.engines.replies import EngineReply
 from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from stepwell.gateway.bridge.parents import Turn
 from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.call_placement import CallPlace, CallPlacement, session_key_of
 from stepwell.gateway.channel_routing import ChannelRouting
 from stepwell.gateway.continuation import Continuation
 from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall
 from stepwell.gateway.dialects.markers import writes_markers
-from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream, read_reply
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy, policy_for, told_sampling
 from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
@@ -44,6 +46,7 @@ from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields, Replace
 from stepwell.gateway.http.quotas import CallInFlight, CallQuotas
 from stepwell.gateway.http.request_body import Message, Receive, Send, declared_length
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
+from stepwell.gateway.http.sighting import Sighting, handover_of, is_handed_over
 from stepwell.gateway.http.tracing import Tracing
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, BegunStep, PromptOrigin, StepBuilder
 from stepwell.gateway.stored_conversations import StoredConversations, store_turn
@@ -58,11 +61,12 @@ from stepwell.gateway.unrecorded_calls import (
     require_consistent,
 )
 from stepwell.pool.api.ports import StepSink
-from stepwell.pool.api.producing import ENDED_BY, TRAIN, Registration, TrajectoryRef
+from stepwell.pool.api.producing import CONTINUED, ENDED_BY, TRAIN, Registration, TrajectoryRef
 from stepwell.steps.conversation import MARKERS_IN_TEXT
 from stepwell.steps.sampling import SIDE_CALL, LeftOutLog
 from stepwell.steps.step import Json, Step
-from stepwell.wire.openai import NO_USAGE, Sampled
+from stepwell.steps.step_filter import NOT_CONTINUED
+from stepwell.wire.openai import NO_USAGE, Sampled, Usage
 
 MAX_IN_FLIGHT = 20_000
 TRAJECTORY_HEADER = b"x-stepwell-trajectory"
@@ -133,6 +137,7 @@ class AgentCalls:
         """A call of NO_TRAJECTORY belongs to a session of the caller, or to the trajectory that its header names. If it
         is a white-box one, it is not recorded on purpose."""
         writer = ResponseWriter(send, time.monotonic)
+        writer.handover = handover_of(scope)
         opener = caller if ref == NO_TRAJECTORY and not is_whitebox else None
         kind = f"whitebox_{dialect.name}" if is_whitebox else dialect.name
         began = writer.touched_at
@@ -162,8 +167,10 @@ class AgentCalls:
                     self.replaced.note(placed.channel, call.replaced, told)
                     writer.headers.append((SAMPLING_HEADER, told.encode()))
                 begun = self._begin(call, placed, headers, raw)
-                stream, key = dialect.stream(call), headers.shared_key(raw)
-                exchange = Exchange(kind, placed, call, begun, writer, headers, stream, key, is_whitebox)
+                sighting, key = Sighting(partial(self._mark, placed.ref)), headers.shared_key(raw)
+                exchange = Exchange(
+                    kind, placed, call, begun, writer, headers, dialect.stream(call), sighting, key, is_whitebox
+                )
                 if opener is not None and (shown := placed.shown) is not None:
                     writer.headers.append((TRAJECTORY_HEADER, f"{shown.trajectory_uid}/{shown.prompt_uid}".encode()))
                 with self.known.call_of(ref):
@@ -245,24 +252,50 @@ class AgentCalls:
     async def _join_or_lead(self, exchange: Exchange, client: Client, key: Hashable, caller: str) -> None:
         task = asyncio.current_task()
         assert task is not None
-        shared = self.deduplicator.find(key)
-        if not exchange.is_recorded or (shared is not None and not exchange.headers.may_join):
-            await self._while_wanted(exchange, client, self._answer(exchange), task.cancel)
-        elif shared is not None:
-            self.metrics.calls_joined[exchange.kind].inc()
-            shared.listeners += 1
-            try:
-                await self._while_wanted(exchange, client, exchange.writer.follow(shared), task.cancel)
-            finally:
-                shared.leave()
-        else:
-            shared = self.deduplicator.lead(key, task.cancel, caller)
-            exchange.writer.share(shared)
-            try:
-                await self._while_wanted(exchange, client, self._answer(exchange), shared.leave)
-            finally:
-                keep = exchange.is_answered and exchange.headers.idempotency_key is not None
-                self.deduplicator.end(key, shared, keep=keep)
+        sighting, shared = exchange.sighting, self.deduplicator.find(key)
+        try:
+            if not exchange.is_recorded or (shared is not None and not exchange.headers.may_join):
+                await self._while_wanted(exchange, client, self._answer(exchange), task.cancel)
+            elif shared is not None:
+                sighting = shared.sighting or sighting
+                self.metrics.calls_joined[exchange.kind].inc()
+                shared.listeners += 1
+                try:
+                    await self._while_wanted(exchange, client, exchange.writer.follow(shared), task.cancel)
+                finally:
+                    shared.leave()
+            else:
+                shared = self.deduplicator.lead(key, task.cancel, caller)
+                shared.sighting = sighting
+                exchange.writer.share(shared)
+                try:
+                    await self._while_wanted(exchange, client, self._answer(exchange), shared.leave)
+                finally:
+                    keep = sighting.is_whole and exchange.headers.idempotency_key is not None
+                    self.deduplicator.end(key, shared, keep=keep)
+        finally:
+            await self._note_sighting(exchange, sighting)
+
+    async def _note_sighting(self, exchange: Exchange, sighting: Sighting) -> None:
+        """The answer to one client has ended. If it was not whole, or its client had gone, this client has not read
+        it."""
+        if sighting.uids and not sighting.is_read:
+            writer = exchange.writer
+            was_sent = writer.is_sent and sighting.is_whole and not exchange.is_abandoned
+            is_read = exchange.has_shown_end or (was_sent and await is_handed_over(writer.handover))
+            sighting.note(is_read=is_read)
+
+    def _mark_choices(self, ref: TrajectoryRef, continued: Sequence[Turn]) -> None:
+        """Of the choices of an earlier answer this call continues one; if several are the same, the first."""
+        passed: set[str] = set()
+        for turn in continued:
+            if turn.others and turn.uid not in passed:
+                passed.update(turn.others)
+                self._mark(ref, turn.others, NOT_CONTINUED)
+                self._mark(ref, [turn.uid], CONTINUED)
+
+    def _mark(self, ref: TrajectoryRef, uids: Sequence[str], mark: str) -> None:
+        self.steps.outbox.marks.add(ref, uids, mark)
 
     async def _while_wanted(
         self, exchange: Exchange, client: Client, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
@@ -322,6 +355,8 @@ class AgentCalls:
         if self.bridge is not None and exchange.is_recorded:
             ref = TrajectoryRef(step.trajectory_uid, step.prompt_uid)
             exchange.plan = plan = await self.bridge.plan(call, ref)
+            if plan is not None:
+                self._mark_choices(ref, plan.continued)
             if plan is not None and plan.ids is not None:
                 ids, template = plan.ids.tolist(), plan.template
                 reply = await self.engines.send_exact(call.request, ids, template, sticky=exchange.placed.sticky)
@@ -349,17 +384,12 @@ class AgentCalls:
         if answer.is_aborted:
             self.metrics.calls_continued[exchange.kind].inc()
             answer = await self.continuation.whole(call, answer, await reply.version())
-        origin = self._origin(exchange, answer.choices, answer.messages)
-        steps = await self.steps.build(exchange.begun, call, reply, answer.choices, answer.usage, answer.texts, origin)
-        exchange.count(steps)
-        if exchange.is_recorded:
-            self._note_turn(exchange, answer.messages)
-            await self._record(exchange, store_turn(call, steps, answer.messages), reply)
-        elif exchange.is_whitebox:
+        steps = await self._keep(exchange, reply, answer, answer.choices, answer.usage)
+        if exchange.is_whitebox:
             add_origins(call, answer, await self.steps.confirm(steps, reply.engine))
         body = call.dialect.reply(call, answer)
         await self.book.announced(exchange.begun.uid)
-        exchange.is_over = exchange.is_answered = True
+        exchange.is_over = exchange.sighting.is_whole = True
         await exchange.writer.whole(200, body)
 
     async def _stream(self, exchange: Exchange, reply: EngineReply) -> None:
@@ -384,35 +414,55 @@ class AgentCalls:
         if answer.error is not None:
             await self._record_cut_short(exchange, reply, choices, by_agent=False)
         else:
-            origin = self._origin(exchange, choices, answer.messages)
-            steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts, origin)
-            exchange.count(steps)
-            if exchange.is_recorded:
-                self._note_turn(exchange, answer.messages)
-                await self._record(exchange, store_turn(call, steps, answer.messages), reply)
-            elif exchange.is_whitebox:
+            steps = await self._keep(exchange, reply, answer, choices, usage)
+            if exchange.is_whitebox:
                 require_consistent(steps)
             rest += exchange.stream.finish(usage)
+        exchange.sighting.is_whole = answer.error is None
         await self.book.announced(exchange.begun.uid)
-        exchange.is_over, exchange.is_answered = True, answer.error is None
+        exchange.is_over = True
         await exchange.writer.end(rest)
         await _read_to_end(reply)
+
+    async def _keep(
+        self,
+        exchange: Exchange,
+        reply: EngineReply,
+        answer: ChoicesReply | ChoicesStream,
+        choices: Sequence[Sampled],
+        usage: Usage,
+    ) -> Sequence[Step]:
+        """The steps of a whole answer, which are recorded even if its client leaves now."""
+        building = self._build(exchange, reply, answer, choices, usage)
+        is_quick = self.steps.redactor is None and reply.engine.facts.token_ids
+        return await (building if is_quick else run_to_end(building))
+
+    async def _build(
+        self,
+        exchange: Exchange,
+        reply: EngineReply,
+        answer: ChoicesReply | ChoicesStream,
+        choices: Sequence[Sampled],
+        usage: Usage,
+    ) -> Sequence[Step]:
+        call = exchange.call
+        origin = self._origin(exchange, choices, answer.messages)
+        steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts, origin)
+        exchange.count(steps)
+        if exchange.is_recorded:
+            self._note_turn(exchange, answer.messages)
+            await self._record(exchange, store_turn(call, steps, answer.messages), reply)
+        return steps
 
     async def _record(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
         """The conversation goes on with the tokens that were sampled; only what is stored is redacted."""
         if exchange.plan is not None and self.bridge is not None:
             self.bridge.note(exchange.plan, steps)
-        if self.steps.redactor is None:
-            await self._store(exchange, steps, reply)
-        else:
-            await run_to_end(self._redact_and_store(exchange, steps, reply))
-
-    async def _redact_and_store(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
-        redacted = self.stored.keep_masked(steps, await self.steps.redact(steps))
-        if redacted:
-            await self._store(exchange, redacted, reply)
-
-    async def _store(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
+        if self.steps.redactor is not None:
+            steps = self.stored.keep_masked(steps, await self.steps.redact(steps))
+        if not steps:
+            return
+        exchange.sighting.uids = [step.uid for step in steps]
         self.left_out.note(exchange.placed.channel, [step.untrainable for step in steps])
         await self.steps.record(steps, reply.engine)
 
@@ -462,7 +512,9 @@ async def _pass_on(answer: ChoicesStream, reply: EngineReply, exchange: Exchange
             if chunk is not None:
                 out.append(write_chunk(chunk))
         if joined := b"".join(out):
+            shows_end = answer.is_whole and exchange.writer.is_open()
             await write(joined)
+            exchange.has_shown_end |= shows_end
         if not data:
             return
 

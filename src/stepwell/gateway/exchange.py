@@ -9,6 +9,7 @@ from stepwell.gateway.dialects.dialect import Dialect, ModelCall, StreamWriter
 from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.gateway.http.sighting import Sighting
 from stepwell.gateway.recording.step_builder import BegunStep
 from stepwell.pool.api.calls import CallBegun
 from stepwell.steps.step import Step
@@ -25,6 +26,7 @@ class Exchange:
     writer: ResponseWriter
     headers: CallHeaders
     stream: StreamWriter
+    sighting: Sighting
     key: str = ""
     """Of CallBegun."""
     is_whitebox: bool = False
@@ -32,8 +34,8 @@ class Exchange:
     is_abandoned: bool = False
     """The client left, and no other client waits for the answer."""
     is_over: bool = False
-    is_answered: bool = False
-    """The whole answer was sent, and it is not an error."""
+    has_shown_end: bool = False
+    """The finish_reasons of a stream were sent while its client was there, which may leave without its last event."""
     engine: str = ""
     """The address of the engine that answered."""
     prompt_tokens: int = 0

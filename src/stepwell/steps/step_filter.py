@@ -17,10 +17,15 @@ OTHER_MODEL = "model"
 """The kind of reason for steps that another model or adapter wrote than the one that is trained."""
 
 NO_CONSENT = "no_consent"
-"""The kind of reason for steps of people who did not agree to training. No filter accepts them."""
+"""The kind of reason for steps of people who did not agree to training."""
+UNSEEN = "unseen"
+"""The kind of reason for answers that nobody read to their end: the client had gone, or got an error instead."""
+NOT_CONTINUED = "not_continued"
+"""The kind of reason for choices of an answer of which another one was continued."""
 INCOMPLETE = "incomplete"
-"""The kind of reason for rollouts that lack a call whose gateway died. No filter accepts their steps."""
-NEVER_TRAINED = frozenset({NO_CONSENT, INCOMPLETE})
+"""The kind of reason for rollouts that lack a call, because the gateway that answered it died."""
+NEVER_TRAINED = (NO_CONSENT, UNSEEN, NOT_CONTINUED, INCOMPLETE)
+"""No filter accepts steps that are left out for these reasons."""
 NO_SOUND_STEP = "no_sound_step"
 """The kind of reason for rollouts that count in their group and have no sound step."""
 
@@ -41,7 +46,7 @@ class StepFilter:
     min_exactness: Exactness
     """The lowest grade that is accepted."""
     untrainable: bool
-    """Are steps that are marked untrainable accepted too, but for those of NEVER_TRAINED?"""
+    """Are steps that are marked untrainable accepted too, if the reason is not in NEVER_TRAINED?"""
     models: tuple[str, ...] = ()
     """The models that are trained; empty means any. A step whose model is not known is accepted."""
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from stepwell.gateway.bridge.digests import (
     read_lineage,
 )
 from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
-from stepwell.gateway.bridge.parents import Turn, find_parent
+from stepwell.gateway.bridge.parents import Turn, continued_turns, find_parent
 from stepwell.gateway.bridge.recent_turns import RecentTurns
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 from stepwell.gateway.bridge.thinking import ThinkingPolicy, thinking_to_prove
@@ -59,6 +59,8 @@ class PromptPlan:
     """The exact prompt; None if the engine renders the messages."""
     template: str = ""
     """The chat template for which the ids were made."""
+    continued: Sequence[Turn] = ()
+    """The turns that the call's history ends with, whether its prompt is made of them or not."""
 
     def give_up(self, outcome: BridgeOutcome) -> None:
         """The engine renders the messages after all."""
@@ -134,7 +136,8 @@ class Bridge:
             self._prove(plan, steps[0].prompt_ids)
         for step in steps:
             if (turn := turn_of(step)) is not None:
-                self.turns.add(step.trajectory_uid, turn, plan.parent)
+                others = tuple(other.uid for other in steps if other is not step)
+                self.turns.add(step.trajectory_uid, replace(turn, others=others), plan.parent)
 
     async def _continue(self, plan: PromptPlan, call: ModelCall, ref: TrajectoryRef) -> None:
         """CannotBridge says why the call cannot be continued."""
@@ -142,11 +145,12 @@ class Bridge:
         asked = plan.request
         head: Sequence[ChatMessage] = messages[: asked.reply_at]
         tail: Sequence[ChatMessage] = messages[asked.reply_at + 1 :]
+        plan.continued = continued_turns(self.turns.of(ref.trajectory_uid), asked)
         _check_request(request, asked, tail)
         template = self.engines.template
         if not template:
             raise CannotBridge(BridgeOutcome.NO_RENDERER)
-        parent = await self._parent(asked, ref, call.echoed)
+        parent = await self._parent(plan, ref, call.echoed)
         places = thinking_to_prove(self.thinking, parent, asked, messages)
         renderer, reply = EngineRenderer(self.engines, template, request, asked), messages[asked.reply_at]
         try:
@@ -194,15 +198,17 @@ class Bridge:
             if proof is None or not await asyncio.shield(proof):
                 raise CannotBridge(BridgeOutcome.UNPROVEN)
 
-    async def _parent(self, asked: RequestDigest, ref: TrajectoryRef, echoed: Sequence[str]) -> Turn:
+    async def _parent(self, plan: PromptPlan, ref: TrajectoryRef, echoed: Sequence[str]) -> Turn:
         """Among the turns that this gateway remembers, and if it is not there, in the pool."""
-        turns = self.turns.of(ref.trajectory_uid)
+        asked, turns = plan.request, self.turns.of(ref.trajectory_uid)
         try:
             return find_parent(turns, asked, echoed)
         except CannotBridge as why:
             if why.outcome not in (BridgeOutcome.NO_PARENT, BridgeOutcome.EDITED):
                 raise
-        return find_parent([*turns, *await self._ask_pool(asked, ref)], asked, echoed)
+        turns = [*turns, *await self._ask_pool(asked, ref)]
+        plan.continued = continued_turns(turns, asked)
+        return find_parent(turns, asked, echoed)
 
     async def _ask_pool(self, asked: RequestDigest, ref: TrajectoryRef) -> list[Turn]:
         """What another gateway recorded, or this one before its restart."""
@@ -215,7 +221,9 @@ class Bridge:
             self._ask_again_at = self.clock() + ASK_PAUSE
             raise CannotBridge(BridgeOutcome.POOL_AWAY) from None
         read = [(turn, read_lineage(turn.lineage)) for turn in found]
-        return [Turn(turn.uid, turn.tokens, turn.finish_reason, lineage) for turn, lineage in read if lineage]
+        return [
+            Turn(turn.uid, turn.tokens, turn.finish_reason, lineage, turn.others) for turn, lineage in read if lineage
+        ]
 
 
 @dataclass(frozen=True, slots=True)

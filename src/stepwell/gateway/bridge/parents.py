@@ -26,6 +26,12 @@ class Turn:
     """Of its prompt and its response."""
     finish_reason: str | None
     lineage: Lineage
+    others: tuple[str, ...] = ()
+    """The uids of the other choices of its call."""
+
+
+def continued_turns(turns: Sequence[Turn], request: RequestDigest) -> list[Turn]:
+    return [turn for turn in turns if turn.lineage.replied == request.replied]
 
 
 def find_parent(turns: Sequence[Turn], request: RequestDigest, echoed: Sequence[str] = ()) -> Turn:
@@ -33,7 +39,7 @@ def find_parent(turns: Sequence[Turn], request: RequestDigest, echoed: Sequence[
 
     `echoed` are the uids of steps that the request sends back sealed; they decide between turns that look alike.
     """
-    fitting = [turn for turn in turns if turn.lineage.replied == request.replied]
+    fitting = continued_turns(turns, request)
     if not fitting:
         is_edited = any(turn.lineage.asked == request.asked or turn.uid in echoed[-1:] for turn in turns)
         raise CannotBridge(BridgeOutcome.EDITED if is_edited else BridgeOutcome.NO_PARENT)

@@ -33,9 +33,10 @@ class _KeptTurn:
     length: int
     finish_reason: str | None
     lineage: Lineage
+    others: tuple[str, ...]
 
     def turn(self) -> Turn:
-        return Turn(self.uid, self.line.tokens[: self.length], self.finish_reason, self.lineage)
+        return Turn(self.uid, self.line.tokens[: self.length], self.finish_reason, self.lineage, self.others)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +80,8 @@ class RecentTurns:
             line.tokens = turn.tokens
         else:
             line = _Line(turn.tokens)
-        found.by_uid[turn.uid] = _KeptTurn(turn.uid, line, len(turn.tokens), turn.finish_reason, turn.lineage)
+        length = len(turn.tokens)
+        found.by_uid[turn.uid] = _KeptTurn(turn.uid, line, length, turn.finish_reason, turn.lineage, turn.others)
         found.nbytes += added
         self.nbytes += added
         while self.nbytes > self._max_bytes:

@@ -13,6 +13,7 @@ from hashlib import blake2b
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.http.request_body import Headers
+from stepwell.gateway.http.sighting import Sighting
 from stepwell.pool.api.calls import Repeats
 from stepwell.pool.api.producing import TrajectoryRef
 
@@ -46,6 +47,7 @@ class SharedResponse:
     caller: str = ""
     """Whose call it answers."""
     kept_until: float = 0.0
+    sighting: Sighting | None = None
     _parts: list[tuple[bytes, bool]] = field(default_factory=list)
     _news: "asyncio.Future[None] | None" = None
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 
+from stepwell.common.bounded_http import Handover
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.http.deduplication import SharedResponse
 from stepwell.gateway.http.request_body import Headers, Send
@@ -21,8 +22,10 @@ class ResponseWriter:
         "_send",
         "_shared",
         "first_byte_at",
+        "handover",
         "headers",
         "is_ended",
+        "is_sent",
         "media_type",
         "status",
         "touched_at",
@@ -33,6 +36,9 @@ class ResponseWriter:
         """0 until something is sent."""
         self.is_ended = False
         """The last part is sent or is being sent."""
+        self.is_sent = False
+        """The last part was sent to a connection that was open then."""
+        self.handover: Handover | None = None
         self.media_type = ""
         """Of a stream."""
         self.headers: Headers = []
@@ -73,6 +79,9 @@ class ResponseWriter:
             await self._start_stream()
         await self._body(data, more=False)
 
+    def is_open(self) -> bool:
+        return self.handover is None or self.handover.is_open()
+
     async def follow(self, shared: SharedResponse) -> None:
         """Send what another call is answered."""
         more = True
@@ -99,7 +108,9 @@ class ResponseWriter:
     async def _body(self, data: bytes, *, more: bool) -> None:
         if self._shared is not None:
             self._shared.add(data, more=more)
+        is_open = more or self.is_open()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self.is_sent = is_open and not more
 
 
 class KeepAlives:

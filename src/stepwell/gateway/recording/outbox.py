@@ -31,6 +31,7 @@ from stepwell.gateway.recording.outbox_lane import (
 )
 from stepwell.gateway.recording.outbox_queue import MAX_MESSAGE, OutboxQueue
 from stepwell.gateway.recording.spool import Spool
+from stepwell.gateway.recording.step_marks import StepMarks
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SubmitVerdict
@@ -79,6 +80,7 @@ class Outbox:
         """Steps that the pool has, by verdict."""
         self.lost: Counter[str] = Counter()
         """Steps that did not get into the pool, by cause."""
+        self.marks = StepMarks(pool, retry_pause=retry_pause)
         self._pool = pool
         self._on_refused = on_refused
         self._calls = calls
@@ -165,9 +167,12 @@ class Outbox:
                 raise refusal_of(step, verdict)
 
     async def settle(self, trajectory_uid: str | None = None, timeout: float = SETTLE_TIMEOUT) -> None:
-        """Wait until the pool has answered for all steps of that trajectory, or for all steps."""
-        if not self._held(trajectory_uid):
-            return
+        """Wait until the pool has answered for all steps of that trajectory and their marks, or for all steps."""
+        if self._held(trajectory_uid):
+            await self._settle_steps(trajectory_uid, timeout)
+        await self.marks.settle(trajectory_uid, timeout)
+
+    async def _settle_steps(self, trajectory_uid: str | None, timeout: float) -> None:
         settled = self._settling.setdefault(trajectory_uid, asyncio.Event())
         self._hurry()
         try:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.staleness import staleness_rule, versions_behind
 from stepwell.pool.api.watching import REWARD, TrajectorySnapshot, TrajectoryState
-from stepwell.steps.step_filter import NO_CONSENT, NO_SOUND_STEP, OTHER_MODEL, TOO_INEXACT
+from stepwell.steps.step_filter import NO_CONSENT, NO_SOUND_STEP, NOT_CONTINUED, OTHER_MODEL, TOO_INEXACT, UNSEEN
 
 
 def why_not_trained(snapshot: TrajectorySnapshot, limits: Limits, policy_version: int) -> str:
@@ -55,6 +55,10 @@ def _left_out(snapshot: TrajectorySnapshot) -> str:
         return "The trainer left all of it out: another model or adapter wrote it than the one that is trained."
     if snapshot.cause == NO_CONSENT:
         return "No trainer gets it: whose data it is did not agree to training."
+    if snapshot.cause == UNSEEN:
+        return "No trainer gets it: nobody read its answers to their end. Its reward counted in its group."
+    if snapshot.cause == NOT_CONTINUED:
+        return "No trainer gets it: other choices of its answers were continued. Its reward counted in its group."
     if snapshot.cause == NO_SOUND_STEP:
         return "No sound step of it was recorded. Its reward counted in its group."
     return f"The trainer left all of it out: its steps are marked untrainable, as {snapshot.cause}."

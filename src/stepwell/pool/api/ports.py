@@ -115,6 +115,9 @@ class StepSink(EngineDirectory, Protocol):
     async def give_reward(self, reward: RewardGiven) -> bool:
         """True if it is kept: for training, or, after the trajectory was handed out, in the archive."""
 
+    async def mark_unseen(self, trajectory_uid: str, prompt_uid: str, step_uids: Sequence[str], reason: str) -> None:
+        """What is known of who read these steps (see MarkUnseen). Safe to repeat."""
+
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult: ...
 
     async def forget(self, subject: str) -> list[ShardReceipt]:

@@ -16,6 +16,10 @@ DEADLINE = "deadline"
 UNFINISHED_REWARD = "unfinished_reward"
 """In a trajectory's metadata: its reward if it is open at its group's deadline."""
 
+READ, CONTINUED = "read", "continued"
+"""Marks of steps that are trained: somebody read the answer, or continued this one of its choices. Other marks are
+UNSEEN and NOT_CONTINUED of steps/step_filter.py."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRef:
@@ -135,3 +139,5 @@ class RecordedTurn:
     """Of its prompt and its response."""
     finish_reason: str | None
     lineage: JsonObject
+    others: tuple[str, ...] = ()
+    """The uids of the other choices of its call."""

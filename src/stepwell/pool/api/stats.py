@@ -135,6 +135,9 @@ class PoolStats:
     """Rollouts that were completed as failures because they were open at their group's deadline."""
     decided: Counter[str] = field(default_factory=Counter)
     """Decisions about versions of the policy, by action."""
+    marked: Counter[str] = field(default_factory=Counter)
+    """What was told of who read a step: unseen, read, not_continued, continued. What came after its step was trained is
+    `late`."""
     short_of_disk: int = 0
     """Shards that take no new data because their journal's disk is nearly full."""
     forgetting_waits: int = 0

@@ -14,7 +14,7 @@ from stepwell.pool.client.asking import AskingClient
 from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.group_routing import ask_any, rows_of, submit_to_owners
 from stepwell.pool.client.shards import ShardSet
-from stepwell.pool.slices.calls import BeginCall, EndCall, TellCalls
+from stepwell.pool.slices.calls import BeginCall, EndCall, MarkUnseen, TellCalls
 from stepwell.pool.slices.sessions import FindSession, PlaceSession
 from stepwell.pool.slices.steps import AddGroups, AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import (
@@ -125,6 +125,9 @@ class ProducerClient(AskingClient):
 
     async def stop_serving(self) -> None:
         await self._flushes.leave()
+
+    async def mark_unseen(self, trajectory_uid: str, prompt_uid: str, step_uids: Sequence[str], reason: str) -> None:
+        await self.ask(MarkUnseen(trajectory_uid, prompt_uid, step_uids, reason))
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return await self.ask(Abort(trajectory_uid, prompt_uid))

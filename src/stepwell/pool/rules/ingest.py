@@ -9,6 +9,7 @@ from stepwell.pool.api.producing import (
     DEADLINE,
     ENDED_BY,
     LAST_STEP,
+    READ,
     TRAIN,
     UNFINISHED_REWARD,
     EndResult,
@@ -18,6 +19,7 @@ from stepwell.pool.api.producing import (
     SubmitVerdict,
 )
 from stepwell.pool.rules.ownership import Ownership
+from stepwell.pool.state.mark_operations import LATE, RANKS
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
@@ -25,6 +27,7 @@ from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps, StoredStep
 from stepwell.steps.columns import Columns
 from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import JsonObject
+from stepwell.steps.step_filter import UNSEEN
 
 CARRIED_NAMES = [column.name for column in CARRIED]
 LINEAGE, FINISH_REASON, EXTRAS = map(CARRIED_NAMES.index, ("lineage", "finish_reason", "extras"))
@@ -65,6 +68,7 @@ class Ingest:
                 trajectory.tokens.read(step.branch, step.tokens).copy(),
                 step.carried[FINISH_REASON],
                 step.carried[LINEAGE],
+                _other_choices(trajectory, step),
             )
             for step in trajectory.held_steps()
             if step.carried[LINEAGE].get("replied") == replied
@@ -203,6 +207,7 @@ class Ingest:
             reward = None if trajectory.is_relabelled else reward
         if failure:
             self._state.update_metadata(trajectory, {**trajectory.metadata, ENDED_BY: failure})
+            self._read_last(trajectory)
         has_sound = any(step.quarantine is None for step in trajectory.steps.values())
         is_scored = reward is not None or trajectory.is_scored()
         if has_sound or (is_scored and (trajectory.steps or failure)):
@@ -212,6 +217,17 @@ class Ingest:
             self._state.set_reward(trajectory, reward, "completion")
         self._state.drop_trajectory(trajectory, EndResult.EMPTY)
         return EndResult.EMPTY
+
+    def mark_unseen(self, trajectory_uid: str, prompt_uid: str, step_uids: Sequence[str], reason: str) -> None:
+        """What is known of who read these steps: UNSEEN or NOT_CONTINUED, or after all READ or CONTINUED. It changes
+        nothing for steps that a trainer has or had; these are counted."""
+        if reason not in RANKS:
+            raise BadRequest(f"{reason!r} is no mark of a step; there are {', '.join(RANKS)}")
+        trajectory = self._find(trajectory_uid, prompt_uid)
+        if trajectory is None:
+            self._state.count_mark(LATE, len(step_uids))
+        else:
+            self._state.mark_steps(trajectory, step_uids, reason)
 
     def abort(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         """The rollout failed: its steps are dropped, and another rollout can take its place in the group.
@@ -321,6 +337,12 @@ class Ingest:
         if channel.nbytes + channel.leased_bytes + size > limits.max_bytes:
             raise PoolFull(f"channel {channel.name!r} has no room for {size} bytes of metadata; try later")
 
+    def _read_last(self, trajectory: Trajectory) -> None:
+        """The answer in which the policy failed is trained: no later one has replaced it."""
+        sound = [step.uid for _, step in trajectory.in_order() if step.quarantine is None]
+        if sound and trajectory.marks.get(sound[-1], ("",))[0] == UNSEEN:
+            self._state.mark_steps(trajectory, sound[-1:], READ)
+
     def _refuse(self, verdict: SubmitVerdict) -> SubmitVerdict:
         self._state.count_refusal(verdict)
         return verdict
@@ -396,6 +418,16 @@ def _rewarded_step(trajectory: Trajectory, step_index: int) -> StoredStep:
         named = "" if step_index == LAST_STEP else f" {step_index}"
         raise Conflict(f"trajectory {trajectory.uid} has no step{named} to reward")
     return step
+
+
+def _other_choices(trajectory: Trajectory, chosen: StoredStep) -> tuple[str, ...]:
+    """The steps of a call share the moment of its beginning and the digest of its messages."""
+    asked = chosen.carried[LINEAGE].get("asked")
+    return tuple(
+        step.uid
+        for step in trajectory.steps.values()
+        if step is not chosen and step.started_at == chosen.started_at and step.carried[LINEAGE].get("asked") == asked
+    )
 
 
 def _check_finite(reward: float) -> None:

@@ -48,7 +48,7 @@ GROUP_FIELDS = (
 TRAJECTORY_FIELDS = (
     *("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count"),
     *("reward_left_out", "rejected", "completed_at", "completed_time", "kept_rewards", "late_rewards"),
-    *("gateways", "lost_calls"),
+    *("marks", "gateways", "lost_calls"),
 )
 STEP_FIELDS = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),

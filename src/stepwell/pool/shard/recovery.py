@@ -33,6 +33,7 @@ from stepwell.pool.shard.journal import (
 )
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.lineage import LineageRow
+from stepwell.pool.state.mark_operations import reason_of
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
@@ -196,7 +197,7 @@ class JournalReader:
 
     def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
         for number, seq, info in self._table("trajectories", "number, group_seq, info"):
-            fields = self._named(TRAJECTORY_FIELDS, info, number, seq, new=8)
+            fields = self._named(TRAJECTORY_FIELDS, info, number, seq, new=9)
             if seq not in groups or fields is None:
                 self.damaged = True
                 log.error("trajectory %s is lost, or its group", fields["uid"] if fields else f"number {number}")
@@ -208,7 +209,9 @@ class JournalReader:
             fields["lost_calls"] = tuple(map(tuple, fields.get("lost_calls", ())))
             if fields.get("gateways") is not None:
                 fields["gateways"] = tuple(fields["gateways"])
+            marks = fields.pop("marks", {})
             trajectory = Trajectory(group=groups[seq], number=number, **fields)
+            trajectory.marks = {uid: (name, own) for uid, (name, own) in marks.items()}
             trajectory.group.trajectories[trajectory.uid] = trajectory
             yield trajectory
 
@@ -367,6 +370,8 @@ def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
         lease=lease,
         shipped=bool(shipped),
     )
+    if (mark := trajectory.marks.get(step.uid)) is not None:
+        step.untrainable = reason_of(mark)
     trajectory.steps[step.identity] = step
     if base is None:
         return True

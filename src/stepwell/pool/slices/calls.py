@@ -63,3 +63,16 @@ class TellCalls(Operation[None]):
 
     def run(self, shard: "Shard") -> None:
         shard.note_told(self.gateway, self.calls)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class MarkUnseen(TrajectoryOperation[None]):
+    """What is known of who read these steps. They may arrive later; it may be sent again."""
+
+    step_uids: Sequence[str]
+    reason: str
+    """UNSEEN, READ, NOT_CONTINUED or CONTINUED."""
+
+    def run(self, shard: "Shard") -> None:
+        shard.pool.ingest.mark_unseen(self.trajectory_uid, self.prompt_uid, self.step_uids, self.reason)

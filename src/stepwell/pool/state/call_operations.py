@@ -11,13 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stepwell.pool.api.calls import CallBegun, Repeats
-from stepwell.pool.api.plan import OnIncomplete
+from stepwell.pool.state.mark_operations import MarkOperations
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.state_base import StateBase
-from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step_filter import INCOMPLETE
-
-A_CALL_IS_MISSING = f"{INCOMPLETE}: the gateway of one of its calls died, or gave the call's step up"
+from stepwell.steps.step_filter import UNSEEN
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +29,7 @@ class OpenCalls:
         return any(uid in uids[:-1] for uids in self.asked.values())
 
 
-class CallOperations(StateBase):
+class CallOperations(MarkOperations):
     def set_gateways(self, trajectory: Trajectory, gateways: Iterable[str]) -> None:
         """Those that may hold steps of it."""
         now = tuple(sorted(set(gateways)))
@@ -108,6 +104,7 @@ class CallOperations(StateBase):
     def _replace_calls(self, trajectory: Trajectory, uids: Sequence[str]) -> None:
         """The same was asked again, so nobody read their answers: nothing is missing without them."""
         if uids:
+            self.mark_steps(trajectory, uids, UNSEEN)
             self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost[1] not in uids})
 
     def _set_lost(self, trajectory: Trajectory, lost: Iterable[tuple[str, str]]) -> None:
@@ -116,10 +113,3 @@ class CallOperations(StateBase):
             trajectory.lost_calls = now
             self._mark_incomplete(trajectory)
             self._changed(trajectory)
-
-    def _mark_incomplete(self, trajectory: Trajectory) -> None:
-        """Its steps, or no longer. A step that has a mark of another kind keeps it."""
-        is_incomplete = bool(trajectory.lost_calls) and self.limits.on_incomplete is OnIncomplete.LEAVE_OUT
-        for step in trajectory.held_steps():
-            if step.lease is None and (step.untrainable is None or fault_kind(step.untrainable) == INCOMPLETE):
-                step.untrainable = A_CALL_IS_MISSING if is_incomplete else None

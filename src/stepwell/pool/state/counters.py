@@ -35,10 +35,12 @@ class Counters:
     refused: Counter[str] = field(default_factory=Counter)
     quarantined: Counter[str] = field(default_factory=Counter)
     failed_judgements: Counter[str] = field(default_factory=Counter)
+    marked: Counter[str] = field(default_factory=Counter)
+    """Marks of steps, by name, and those that do not count, by cause."""
 
     def __post_init__(self) -> None:
         """The journal has some as plain mappings."""
-        for name in ("decided", "refused", "quarantined", "failed_judgements"):
+        for name in ("decided", "refused", "quarantined", "failed_judgements", "marked"):
             setattr(self, name, Counter(getattr(self, name)))
 
     def continue_after(self, groups: Iterable[Group]) -> None:

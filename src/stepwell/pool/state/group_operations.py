@@ -184,6 +184,7 @@ class GroupOperations(CallOperations):
         step = packed.stored(i, counters.arrived)
         if not may_train(trajectory.metadata):
             step.untrainable = NOT_TO_BE_TRAINED
+        self._mark_arrived(trajectory, step)
         self._call_arrived(trajectory, step.uid)
         if step.reward is not None and trajectory.is_relabelled:
             step.reward, step.reward_source = None, ""

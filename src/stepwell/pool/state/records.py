@@ -27,6 +27,8 @@ STEP_ORDER = attrgetter("step_index", "started_at", "number")
 KeptReward: TypeAlias = tuple[str, float, str, str]
 """The identity of its step, or OUTCOME; its value, source and notes."""
 OUTCOME = ""
+Mark: TypeAlias = tuple[str, str | None]
+"""A name of pool/state/mark_operations.py, and the reason that the step itself has for being untrainable."""
 A_GROUP, A_TRAJECTORY, A_STEP, A_PACKED_STEP = 700, 700, 900, 60
 """Bytes of memory that each takes besides the data of its steps. tests/unit/pool/shard/test_counted_bytes.py measures
 them."""
@@ -104,6 +106,8 @@ class Trajectory:
     """Who rejected it while a trainer had it, and why. It is dropped when it returns."""
     kept_rewards: tuple[KeptReward, ...] = ()
     """Feedback that came while a trainer had it, or the step. It counts when that returns."""
+    marks: dict[str, Mark] = field(default_factory=dict)
+    """What is known of who read its steps, by their uids. A mark may come before its step."""
     position: int = 0
     """The position of its last change in the change log."""
     changed_at: float = 0.0

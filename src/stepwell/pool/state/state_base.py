@@ -151,6 +151,7 @@ class StateBase:
             uniform_groups=counters.uniform_groups,
             unfinished=counters.unfinished,
             decided=counters.decided.copy(),
+            marked=counters.marked.copy(),
             leases=len(self.leases),
             forks=counters.forks,
             sessions=SessionStats(

@@ -27,9 +27,9 @@ from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS
 from stepwell.pool.shard.recovery import JournalReader
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.state.call_operations import A_CALL_IS_MISSING
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
+from stepwell.pool.state.mark_operations import A_CALL_IS_MISSING, LATE, MOST_EARLY, RANKS, TOO_MANY
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.producer_shares import LARGE, ProducerShares
 from stepwell.pool.state.records import (
@@ -48,8 +48,9 @@ from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.pool.state.view import PoolView
 from stepwell.steps.columns import pack, unpack
+from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, Json
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.step_filter import NOT_CONTINUED, UNSEEN, StepFilter
 from tests.builders import make_step, new_folder
 
 READS = {
@@ -80,6 +81,8 @@ class StateMachine(RuleBasedStateMachine):
         self.empty: set[Group] = set()
         """Those that wait for trajectories and have none."""
         self.submitted: Counter[str] = Counter()
+        self.early: dict[str, str] = {}
+        """Marked steps that are still to come, with their trajectories."""
         self.rewarded: set[tuple[str, str]] = set()
         """Trajectories and steps that were ever seen with a reward: the trajectory's uid, and the step's identity."""
         self.rewards_read: Counter[str] = Counter()
@@ -389,6 +392,54 @@ class StateMachine(RuleBasedStateMachine):
             step = make_step(trajectory.uid, uid=self.new_uid("s"), quarantine="bad_logprob: test")
             self.state.quarantine_step(trajectory, PackedSteps(pack([step])), 0)
             self.submitted["steps"] += 1
+
+    @rule(pick=pick, mark=st.sampled_from(RANKS), early=st.booleans())
+    def mark_steps(self, pick: int, mark: str, early: bool) -> None:
+        """Also of a step that is still to come."""
+        trajectory = self.any_at_home(pick)
+        if trajectory is None:
+            return
+        uids = [self.new_uid("s")] if early else [step.uid for step in trajectory.held_steps()][:2]
+        if early:
+            self.early[uids[0]] = trajectory.uid
+        marked = self.state.stats().marked.total()
+        self.state.mark_steps(trajectory, uids, mark)
+        changed = self.state.stats().marked.total() - marked
+        assert changed <= len(uids)
+        self.state.mark_steps(trajectory, uids, mark)
+        again = self.state.stats().marked
+        assert again.total() - again[LATE] <= marked + changed, "the same mark again changes nothing"
+
+    @rule(pick=pick)
+    def add_marked_step(self, pick: int) -> None:
+        """A step that was marked before it came, or that its agent cut short."""
+        found = [(uid, t) for uid, t in self.early.items() if t in {one.uid for one in self.at_home()}]
+        if not found:
+            return
+        uid, of = found[pick % len(found)]
+        del self.early[uid]
+        cut = {"finish_reason": "cut_short", "exactness": Exactness.ENGINE}
+        step = make_step(of, uid=uid, started_at=pick, untrainable="greedy: test" if pick % 2 else None, **cut)
+        self.state.add_step(self.state.trajectories[of], PackedSteps(pack([step])), 0)
+        self.submitted["steps"] += 1
+
+    @rule()
+    def count_mark(self) -> None:
+        before = self.state.stats().marked[LATE]
+        self.state.count_mark(LATE)
+        assert self.state.stats().marked[LATE] == before + 1
+
+    @invariant()
+    def what_is_marked_is_trained_only_if_somebody_read_it(self) -> None:
+        for trajectory in self.at_home():
+            for uid, (mark, own) in trajectory.marks.items():
+                if (step := trajectory.steps.get(uid)) is not None:
+                    kind = None if step.untrainable is None else fault_kind(step.untrainable)
+                    is_left_out = kind in (UNSEEN, NOT_CONTINUED)
+                    assert is_left_out == (mark in (UNSEEN, NOT_CONTINUED))
+                    assert is_left_out or step.untrainable in (own, A_CALL_IS_MISSING)
+                    if is_left_out:
+                        assert not StepFilter(Exactness.RETOKENIZED, untrainable=True).accepts(step)
 
     @rule()
     def count_refusal(self) -> None:
@@ -711,7 +762,8 @@ class StateMachine(RuleBasedStateMachine):
     def the_steps_of_incomplete_rollouts_are_marked(self) -> None:
         for trajectory in self.at_home():
             free = [step for step in trajectory.held_steps() if step.lease is None]
-            assert {step.untrainable for step in free} <= {A_CALL_IS_MISSING if trajectory.lost_calls else None}
+            marked = {step.untrainable for step in free} & {A_CALL_IS_MISSING, None}
+            assert marked <= {A_CALL_IS_MISSING if trajectory.lost_calls else None}
 
     @invariant()
     def the_sessions_are_those_that_are_open(self) -> None:
@@ -861,6 +913,14 @@ def test_a_pool_has_a_limited_number_of_channels() -> None:
     state.open_channel("train")
     with pytest.raises(BadRequest, match="one too many"):
         state.open_channel("validation")
+
+
+def test_marks_of_steps_that_never_come_are_bounded_and_counted() -> None:
+    state = PoolState(Limits(), StateJournal())
+    trajectory = state.add_trajectory(state.open_group("p", state.open_channel("train"), 1), "t", {})
+    state.mark_steps(trajectory, [f"s{n}" for n in range(MOST_EARLY + 7)], UNSEEN)
+    assert len(trajectory.marks) == MOST_EARLY
+    assert state.stats().marked == {UNSEEN: MOST_EARLY, TOO_MANY: 7}
 
 
 def test_a_message_is_unpacked_once_whatever_is_quarantined(monkeypatch: pytest.MonkeyPatch) -> None:

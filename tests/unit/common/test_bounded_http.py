@@ -1,0 +1,100 @@
+"""What a connection knows of the end of an answer, over real sockets."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from stepwell.common.bounded_http import HANDOVER, BoundedHttp, Handover
+from stepwell.gateway.http.sighting import handover_of, is_handed_over
+from tests.rig.waiting import until
+
+LARGE = b"x" * 32 * 2**20
+Then = Callable[[Handover], Awaitable[None]]
+
+
+@asynccontextmanager
+async def connected(body: bytes, before: Then, after: Then) -> AsyncIterator[socket.socket]:
+    """A client that has sent a request, and does no more by itself. The server calls `before` and `after` with what is
+    known of the connection, around the last send."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        handover = handover_of(scope)
+        assert handover is not None
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await before(handover)
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await after(handover)
+
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, http=BoundedHttp, lifespan="off", log_level="critical", access_log=False)
+    )
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started, "the server to start")
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(server.servers[0].sockets[0].getsockname())
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        client.setblocking(False)
+        yield client
+    server.should_exit = True
+    await serving
+
+
+async def nothing(_: Handover) -> None:
+    pass
+
+
+@pytest.mark.parametrize("resets", [False, True])
+async def test_a_client_that_has_left_is_known_before_the_event_loop_hears_of_it(resets: bool) -> None:
+    seen: asyncio.Future[tuple[bool, bool]] = asyncio.get_running_loop().create_future()
+
+    async def before(handover: Handover) -> None:
+        was_open = handover.is_open()
+        if resets:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        seen.set_result((was_open, handover.is_open()))  # the loop has not run since
+
+    async with connected(b"answer", before, nothing) as client, asyncio.timeout(30):
+        assert await seen == (True, False)
+
+
+async def test_an_answer_that_its_client_takes_is_handed_over_even_if_that_takes_time() -> None:
+    handed: asyncio.Future[tuple[int | None, bool]] = asyncio.get_running_loop().create_future()
+
+    async def after(handover: Handover) -> None:
+        handed.set_result((handover.unsent(), await is_handed_over(handover, 30.0)))
+
+    async with connected(LARGE, nothing, after) as client, asyncio.timeout(60):
+        while not handed.done():
+            await asyncio.get_running_loop().sock_recv(client, 2**20)
+        unsent, is_handed = await handed
+    assert unsent
+    assert is_handed
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_an_answer_that_its_client_does_not_take_is_not_handed_over(leaves: bool) -> None:
+    waits, handed = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def after(handover: Handover) -> None:
+        waits.set()
+        handed.set_result(await is_handed_over(handover, 60.0 if leaves else 0.2))
+
+    async with connected(LARGE, nothing, after) as client, asyncio.timeout(30):
+        await waits.wait()
+        if leaves:
+            client.close()
+        assert not await handed
+
+
+async def test_under_another_server_what_was_sent_counts_as_read() -> None:
+    assert handover_of({"type": "http"}) is None
+    assert handover_of({"type": "http", "extensions": {HANDOVER: "it"}}) == "it"
+    assert await is_handed_over(None)
