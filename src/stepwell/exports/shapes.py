@@ -3,7 +3,7 @@
 Invariants:
 - Token ids are the sampled ones in every shape. Texts are decoded from them, with the markers of the chat template, and
   only if there is a tokenizer.
-- Side calls of an agent are no examples of its task.
+- Side calls of an agent, and answers that nobody read, are no examples of its task.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,12 +13,12 @@ from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record, step_records
+from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
+from stepwell.steps.step_filter import ASIDE
 
 if TYPE_CHECKING:
     import pyarrow
-
-SIDE_CALL = "side_call"
 
 
 class ExportShape(Protocol):
@@ -46,9 +46,9 @@ class StepsShape:
 
 
 def task_steps(columns: Columns) -> list[Step]:
-    """The steps of a trajectory without its side calls."""
+    """The steps of a trajectory without those that are aside."""
     steps = unpack(columns, copy=False)
-    return [step for step in steps if not (step.untrainable or "").startswith(SIDE_CALL)]
+    return [step for step in steps if fault_kind(step.untrainable or "") not in ASIDE]
 
 
 def table_of(records: Iterable[Record], types: "dict[str, pyarrow.DataType]") -> "pyarrow.Table":

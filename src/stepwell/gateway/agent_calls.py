@@ -512,7 +512,7 @@ async def _pass_on(answer: ChoicesStream, reply: EngineReply, exchange: Exchange
             if chunk is not None:
                 out.append(write_chunk(chunk))
         if joined := b"".join(out):
-            shows_end = answer.is_whole and exchange.writer.is_open()
+            shows_end = answer.is_whole and not answer.is_aborted and exchange.writer.is_open()
             await write(joined)
             exchange.has_shown_end |= shows_end
         if not data:

@@ -12,9 +12,9 @@ from functools import cached_property
 from stepwell.common.tokenizers import Decode, no_tokenizer
 from stepwell.pool.api.scoring import RewardRequest
 from stepwell.steps.conversation import MARKERS_IN_TEXT, ChatMessage, read_messages, without_end
+from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import IntArray, Json, JsonObject, Step, ids_array
-
-SIDE_CALL = "side_call:"
+from stepwell.steps.step_filter import ASIDE
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,9 +33,10 @@ class SampleStep:
     decode: Decode = field(default=no_tokenizer, repr=False)
 
     @property
-    def is_side_call(self) -> bool:
-        """Whether it is one of the harness's own calls (titles, summaries)."""
-        return (self.untrainable or "").startswith(SIDE_CALL)
+    def is_aside(self) -> bool:
+        """Whether it is no part of the conversation: one of the harness's own calls (titles, summaries), an answer that
+        nobody read, or a choice that was not continued."""
+        return self.untrainable is not None and fault_kind(self.untrainable) in ASIDE
 
     @cached_property
     def prompt_text(self) -> str:
@@ -76,8 +77,8 @@ class Sample:
 
     @cached_property
     def _conversation(self) -> tuple[SampleStep, ...]:
-        """Without side calls, unless there is nothing else."""
-        return tuple(step for step in self.steps if not step.is_side_call) or self.steps
+        """Without what is aside, unless there is nothing else."""
+        return tuple(step for step in self.steps if not step.is_aside) or self.steps
 
     def decoded_by(self, decode: Decode) -> "Sample":
         return replace(self, steps=tuple(replace(step, decode=decode) for step in self.steps))

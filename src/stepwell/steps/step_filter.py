@@ -8,6 +8,7 @@ from typing import Protocol
 
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest
+from stepwell.steps.sampling import SIDE_CALL
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness
 
@@ -26,6 +27,8 @@ INCOMPLETE = "incomplete"
 """The kind of reason for rollouts that lack a call, because the gateway that answered it died."""
 NEVER_TRAINED = (NO_CONSENT, UNSEEN, NOT_CONTINUED, INCOMPLETE)
 """No filter accepts steps that are left out for these reasons."""
+ASIDE = (SIDE_CALL, UNSEEN, NOT_CONTINUED)
+"""Kinds of steps that are no part of the conversation that led to the reward."""
 NO_SOUND_STEP = "no_sound_step"
 """The kind of reason for rollouts that count in their group and have no sound step."""
 

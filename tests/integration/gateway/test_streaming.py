@@ -10,6 +10,7 @@ import aiohttp
 import openai
 import pytest
 
+from stepwell.steps.columns import unpack
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
@@ -48,6 +49,13 @@ class Agent:
         async with self.http.post(f"{self.path}/v1/complete_trajectory", json={}) as ended:
             assert ended.status == 200, await ended.text()
         return self.pool.taken()
+
+    async def kept(self) -> list[Step]:
+        """Also those that no trainer gets."""
+        async with self.http.post(f"{self.path}/v1/complete_trajectory", json={}) as ended:
+            assert ended.status == 200, await ended.text()
+        _, trajectory_uid, prompt_uid = self.path.split("/")
+        return unpack(await self.pool.read([(trajectory_uid, prompt_uid)]), copy=True)
 
     async def quarantined(self) -> list[str]:
         """Why the steps of this trajectory are not trained."""
@@ -158,8 +166,9 @@ async def test_a_client_that_leaves_frees_the_engine_and_leaves_a_step_cut_short
         await anext(chunks)
     await stream.close()
     await until(lambda: engine.in_flight == 0, "the engine to be free")
-    (step,) = await agent.steps()
+    (step,) = await agent.kept()
     assert (step.finish_reason, step.quarantine) == ("cut_short", None)
+    assert fault_kind(step.untrainable or "") == "unseen"
     assert step.response_logprobs is not None
     assert 3 <= len(step.response_ids) == len(step.response_logprobs) <= 5
 

@@ -170,10 +170,10 @@ def register_readings(
         "stepwell_delivered_steps", "Steps the pool has answered for.", ("verdict",), lambda: counts(outbox.delivered)
     )
     counter("stepwell_lost_steps", "Steps that did not get into the pool.", ("cause",), lambda: counts(outbox.lost))
-    text, marks = "Recorded steps of which the pool was told who read them: unseen, read and so on.", outbox.marks
-    counter("stepwell_step_marks", text, ("mark",), lambda: counts(marks.told))
+    text = "Recorded steps of which the pool was told that they are unseen, read and so on."
+    counter("stepwell_step_marks", text, ("mark",), lambda: counts(outbox.marks.told))
     text = "Recorded steps of which the pool could not be told it."
-    counter("stepwell_step_marks_lost", text, ("cause",), lambda: counts(marks.lost))
+    counter("stepwell_step_marks_lost", text, ("cause",), lambda: counts(outbox.marks.lost))
     if spool is not None:
         text = "Steps that the spool's disk did not take."
         counter("stepwell_spool_unwritten_steps", text, (), lambda: [((), spool.unwritten)])

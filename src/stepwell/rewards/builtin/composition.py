@@ -157,7 +157,7 @@ def _up_to_each_step(sample: Sample) -> list[Sample]:
 
 
 def _scored_places(sample: Sample) -> list[int]:
-    return [n for n, step in enumerate(sample.steps) if not step.is_side_call]
+    return [n for n, step in enumerate(sample.steps) if not step.is_aside]
 
 
 def _multiplied(score: Score, weight: float) -> Score:

@@ -56,10 +56,10 @@ def next_states(steps: Sequence[SampleStep]) -> list[NextState | None]:
 
 
 def _next_state(step: SampleStep, later_steps: Iterable[SampleStep], steps: Sequence[SampleStep]) -> NextState | None:
-    if step.is_side_call:
+    if step.is_aside:
         return None
     for later in later_steps:
-        messages = None if later.is_side_call else _said_after(step, later, steps)
+        messages = None if later.is_aside else _said_after(step, later, steps)
         if messages is not None:
             return NextState(_request(step), step.response_text, tuple(map(_utterance, messages)))
     return None
@@ -73,7 +73,7 @@ def _said_after(step: SampleStep, later: SampleStep, steps: Sequence[SampleStep]
     own, rest = after[: len(before)], after[len(before) :]
     if not rest or rest[0]["role"] != ASSISTANT or _spoken(own) != _spoken(before):
         return None
-    has_twin = sum(_spoken(_prompt(other)) == _spoken(before) for other in steps if not other.is_side_call) > 1
+    has_twin = sum(_spoken(_prompt(other)) == _spoken(before) for other in steps if not other.is_aside) > 1
     if has_twin and not _is_same_reply(step.response_text, rest[0]["content"]):
         return None
     return _first_turn(rest)
