@@ -5,7 +5,15 @@ from collections.abc import Callable, Mapping
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.staleness import staleness_rule, versions_behind
 from stepwell.pool.api.watching import REWARD, TrajectorySnapshot, TrajectoryState
-from stepwell.steps.step_filter import NO_CONSENT, NO_SOUND_STEP, NOT_CONTINUED, OTHER_MODEL, TOO_INEXACT, UNSEEN
+from stepwell.steps.step_filter import (
+    INCOMPLETE,
+    NO_CONSENT,
+    NO_SOUND_STEP,
+    NOT_CONTINUED,
+    OTHER_MODEL,
+    TOO_INEXACT,
+    UNSEEN,
+)
 
 
 def why_not_trained(snapshot: TrajectorySnapshot, limits: Limits, policy_version: int) -> str:
@@ -57,6 +65,8 @@ def _left_out(snapshot: TrajectorySnapshot) -> str:
         return "No trainer gets it: whose data it is did not agree to training."
     if snapshot.cause == UNSEEN:
         return "No trainer gets it: nobody read its answers to their end. Its reward counted in its group."
+    if snapshot.cause == INCOMPLETE:
+        return "No trainer gets it: a call of it is missing, because its gateway died or gave the call's step up."
     if snapshot.cause == NOT_CONTINUED:
         return "No trainer gets it: other choices of its answers were continued. Its reward counted in its group."
     if snapshot.cause == NO_SOUND_STEP:
