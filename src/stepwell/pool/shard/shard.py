@@ -41,10 +41,13 @@ class Shard:
         trajectory = self.pool.state.trajectories.get(trajectory_uid)
         if trajectory is not None:
             self.pool.state.touch_session(trajectory)
-        if gateway:
+        if gateway in self.pool.state.gateways:
+            self.gateways.note(gateway)
+        elif gateway:
             self.note_gateway(gateway)
-            if trajectory is not None and trajectory.gateways is not None:
-                self.pool.state.set_gateways(trajectory, {*trajectory.gateways, gateway})
+        known = None if trajectory is None else trajectory.gateways
+        if trajectory is not None and known is not None and gateway and gateway not in known:
+            self.pool.state.set_gateways(trajectory, {*known, gateway})
 
     def note_gateway(self, gateway: str) -> None:
         """It lives. After a restart of the shard it is asked too."""
