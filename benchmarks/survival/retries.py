@@ -9,6 +9,7 @@ over in whole whether it was read: such answers are broken as rarely as at rando
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -96,8 +97,9 @@ async def _run(rollouts: int, *, has_keys: bool) -> dict[str, float]:
         with text_trainer(cluster) as file:
             await agents.run(AGENTS, rollouts)
             trained = await all_trained(cluster, file)
+        left_out = (await cluster.pool.stats()).channels["train"].left_out
     broken = sum((proxy.broken for proxy in (*to_engines, *to_gateways)), Counter[Break]())
-    print(f"{name}: broken: {dict(broken)}")
+    print(f"{name}: broken: {_shown(broken)}; left out: {_shown({kind: n.steps for kind, n in left_out.items()})}")
     compared = Compared(
         Counter(text for texts in agents.read.values() for text in texts),
         Counter(text for texts in trained.values() for text in texts),
@@ -105,3 +107,7 @@ async def _run(rollouts: int, *, has_keys: bool) -> dict[str, float]:
     )
     counted = {"broken": broken.total(), "asked": agents.asked, "unanswered": agents.unanswered}
     return compared.figures(name) | {f"{name}_{figure}": value for figure, value in counted.items()}
+
+
+def _shown(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"

@@ -12,11 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.survival.cluster import POOL, SurvivalCluster
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.client import connect
 from stepwell.steps.step import Step
+
+if TYPE_CHECKING:
+    from benchmarks.survival.cluster import SurvivalCluster  # in the trainer's process it would set Ray's token anew
 
 LEASE = 60.0
 FETCH_TIMEOUT = 2.0
@@ -27,20 +30,23 @@ BYTES = 256
 
 
 @contextmanager
-def text_trainer(cluster: SurvivalCluster) -> Iterator[Path]:
+def text_trainer(cluster: "SurvivalCluster") -> Iterator[Path]:
     """The process, and its file."""
     file = cluster.folder / "trained.jsonl"
     line = [sys.executable, "-m", "benchmarks.survival.text_trainer", cluster.nodes.address, str(file)]
-    with (cluster.folder / "trainer.log").open("ab") as log:
-        process = subprocess.Popen(line, stdout=log, stderr=log)
+    log = cluster.folder / "trainer.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(line, stdout=output, stderr=output)
     try:
         yield file
+        if process.poll() is not None:
+            raise RuntimeError(f"the trainer ended:\n{log.read_text()}")
     finally:
         process.kill()
         process.wait()
 
 
-async def all_trained(cluster: SurvivalCluster, file: Path) -> dict[str, list[str]]:
+async def all_trained(cluster: "SurvivalCluster", file: Path) -> dict[str, list[str]]:
     """The trained texts by trajectory, as soon as the pool holds no steps, or none are trained for a while."""
     size, changed_at = 0, time.monotonic()
     while time.monotonic() - changed_at < PATIENCE:
@@ -71,7 +77,7 @@ def texts_of(steps: Iterable[Step]) -> list[tuple[str, str]]:
 
 def main() -> None:
     address, name = sys.argv[1:]
-    pool = connect(POOL, address=address)
+    pool = connect("data_pool", address=address)
     with Path(name).open("a") as file:
         while True:
             try:
