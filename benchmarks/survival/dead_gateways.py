@@ -8,6 +8,7 @@ is back with them some time later. The pool is read, and trained, after all agen
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,7 +42,8 @@ class Extent:
 
 
 FULL = Extent(rollouts=1_000, agents=50, calls=(3, 8), pause=2.0, interval=30.0, absence=60.0)
-QUICK = Extent(rollouts=60, agents=12, calls=(3, 6), pause=0.8, interval=4.0, absence=4.0)
+QUICK = Extent(rollouts=60, agents=20, calls=(3, 8), pause=2.0, interval=15.0, absence=15.0)
+"""The interval is no shorter than a pool needs to take a silent gateway for dead: else no rollout would end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class DeadGateways:
         figures, most = dict[str, float](), dict[str, float]()
         for name, has_spool in (("no_spool", False), ("spool", True)):
             found = await _run(extent, has_spool=has_spool)
+            print(f"{name}: {found}", flush=True)
             figures |= {f"{name}_{figure}": value for figure, value in found.items()}
             most |= {f"{name}_truncated_unmarked": 0, f"{name}_needless_percent": MOST_MARKED, f"{name}_unanswered": 0}
         return RowOutcome(figures, most, {f"{name}_kills": 1 for name in ("no_spool", "spool")})
@@ -87,6 +90,8 @@ async def _run(extent: Extent, *, has_spool: bool) -> dict[str, float]:
         killing = asyncio.create_task(killer.run(agents))
         await agents.run(extent.agents, extent.rollouts)
         killing.cancel()
+        with suppress(asyncio.CancelledError):
+            await killing
         await killer.all_back()
         await until(partial(_all_delivered, cluster), "the gateways' steps to arrive")
         held, marked = await held_texts(cluster, agents.prompts), await marked_incomplete(cluster)
