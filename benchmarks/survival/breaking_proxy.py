@@ -172,7 +172,7 @@ def body_of(answer: bytes) -> bytes:
         return b""
     if length := LENGTH.search(head):
         return rest if len(rest) == int(length[1]) else b""
-    parts = []
+    parts = list[bytes]()
     while rest:
         size, _, rest = rest.partition(b"\r\n")
         if size == b"0":

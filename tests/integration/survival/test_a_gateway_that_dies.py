@@ -19,6 +19,7 @@ from stepwell.errors import FetchTimeout
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
+from tests.integration.gateway.test_spool import spooled
 from tests.rig.actors import pid_of
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.gateways import GatewayProcess, gateway_process
@@ -81,9 +82,11 @@ def opened(gateway: GatewayProcess) -> Rollout:
     return Rollout(f"/{given['trajectory_uid']}/{given['prompt_uid']}", [])
 
 
-def answered_by_a_dying_gateway(rollout: Rollout, gateway: GatewayProcess, engine: FakeEngine, namespace: str) -> None:
-    """The agent reads an answer, and the gateway is killed with its step: the shard stands still from the middle of the
-    answer on."""
+def answered_by_a_dying_gateway(
+    rollout: Rollout, gateway: GatewayProcess, engine: FakeEngine, namespace: str, spool: Path | None = None
+) -> None:
+    """The agent reads an answer, and the gateway is killed with its step, as soon as that is in the spool if there is
+    one: the shard stands still from the middle of the answer on."""
     shard, ticks = pid_of("data_pool", namespace), engine.ticks_passed
     with ThreadPoolExecutor(1) as agent:
         answering = agent.submit(rollout.ask, gateway)
@@ -91,6 +94,7 @@ def answered_by_a_dying_gateway(rollout: Rollout, gateway: GatewayProcess, engin
         os.kill(shard, signal.SIGSTOP)
         try:
             answering.result()
+            wait_until(lambda: spool is None or spooled(spool) == 1, "the step in the spool")
             gateway.kill()
         finally:
             os.kill(shard, signal.SIGCONT)
@@ -133,12 +137,13 @@ def test_a_gateway_that_is_back_with_its_spool_before_the_end_leaves_nothing_out
     start_named: StartNamed, unique_engine: FakeEngine, namespace: str, tmp_path: Path
 ) -> None:
     start_pool(PoolPlan(), namespace)
+    spool = tmp_path / "gateway.spool"
     with start_named("first") as first:
-        with start_named("second", spool=tmp_path / "spool") as second:
+        with start_named("second", spool=spool) as second:
             rollout = opened(first)
             rollout.ask(first)
-            answered_by_a_dying_gateway(rollout, second, unique_engine, namespace)
-        with start_named("third", spool=tmp_path / "spool") as third:
+            answered_by_a_dying_gateway(rollout, second, unique_engine, namespace, spool)
+        with start_named("third", spool=spool) as third:
             wait_until(lambda: waiting_steps(third) == 0, "the step to be delivered")
             rollout.complete(first)
     assert trained(namespace) == rollout.read
