@@ -6,8 +6,9 @@ scaling.md, "Size a deployment"), and a share of the rollouts is served by two o
 
 - As it is: each gateway polls the shard for what it has to flush. A gateway that was not heard for a while may have
   served any rollout, and a completion then asks them all, with one message for each rollout.
-- `--announced`: a shard knows the holders of each rollout at all times. A completion asks these only, and what one of
-  them is asked at the same time is one message; one long poll of each link takes all questions.
+- `--announced`: a shard knows the holders of each rollout at all times, for which a message announces each call. A
+  completion asks the holders only, and what one of them is asked at the same time is one message; one long poll of
+  each machine's link takes all questions.
 
 What is left out makes the first protocol look better than it is: a rollout that waits for flushes costs nothing while
 it waits, and messages need no time on their way.
@@ -165,7 +166,8 @@ class Simulation:
 
     def _call(self, rollout: Rollout, calls_left: int) -> None:
         if calls_left:
-            self._send(1, lambda: None)
+            for _ in range(1 + self.protocol.announced):  # the announcement, and the step
+                self._send(1, lambda: None)
             self._at(CALL_INTERVAL, lambda: self._call(rollout, calls_left - 1))
             return
         rollout.asked_at = self.now if rollout.asked_at is None else rollout.asked_at

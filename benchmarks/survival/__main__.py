@@ -23,7 +23,7 @@ from benchmarks.survival.soak import MINUTES, Soak
 
 NEVER = 1e9
 """JSON has no infinity."""
-ROW_TIMEOUT = 1_200.0
+ROW_TIMEOUT = 2_400.0
 """Seconds, and for the soak its minutes besides."""
 
 

@@ -56,7 +56,8 @@ class GatewayFleet:
 
     def _start(self, index: int) -> GatewayProcess:
         log = self._folder / f"gateway-{index}.log"
-        flags = {"spool": self._folder / f"spool-{index}", **self._flags}
+        given = {"spool": self._folder / f"spool-{index}", **self._flags}
+        flags = {name: value for name, value in given.items() if value is not None}
         return self._stack.enter_context(gateway_process(log, port=self._ports[index], env=self._env, **flags))
 
 

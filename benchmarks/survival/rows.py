@@ -1,6 +1,7 @@
 """All rows of the table, in its order."""
 
 from benchmarks.survival.clock import ClockJump
+from benchmarks.survival.dead_gateways import DeadGateways
 from benchmarks.survival.forks import ForkingTrajectory
 from benchmarks.survival.full_disk import FullArchiveDisk, FullJournalDisk, FullSpoolDisk
 from benchmarks.survival.gateways import SeveralGateways
@@ -14,6 +15,7 @@ from benchmarks.survival.postgres_failover import PostgresFailover
 from benchmarks.survival.power_loss import PowerLoss
 from benchmarks.survival.releases import MixedReleases
 from benchmarks.survival.resharding import ChangedShards
+from benchmarks.survival.retries import RetriedCalls
 from benchmarks.survival.row import SurvivalRow
 from benchmarks.survival.small_disk import ForgettingOnSmallDisk
 from benchmarks.survival.soak import Soak
@@ -36,6 +38,8 @@ ROWS: tuple[SurvivalRow, ...] = (
     LinkDown(120),
     StoppedShard(),
     FlushStorm(),
+    RetriedCalls(),
+    DeadGateways(),
     MixedReleases(),
     HostileRequests(),
     WaitingFetch(),

@@ -1,0 +1,78 @@
+"""D17: after a shard stood still, a completion asks the gateways that serve its rollout, and no others."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.client import PoolClient
+from stepwell.pool.client.gathering import GatheringTransport
+from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.shard.gateway_roster import GAP
+from stepwell.pool.shard.ray_transport import RayTransport
+from tests.rig.actors import pid_of
+from tests.rig.fake_engine import FakeEngine
+from tests.rig.gateways import serve_gateway
+
+GATEWAYS, ROLLOUTS = 8, 16
+"""And half of the rollouts are completed before the pause."""
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+STOPPED = GAP + 0.5
+"""Seconds."""
+
+
+class CountingRayTransport(RayTransport):
+    """Counts the messages to actors."""
+
+    messages = 0
+
+    async def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self.messages += 1
+        return await super().call(actor, method, args, kwargs)
+
+
+async def messages_of(counting: CountingRayTransport, http: aiohttp.ClientSession, rollouts: Sequence[str]) -> int:
+    """How many it takes to complete these rollouts at once."""
+    before = counting.messages
+
+    async def complete(rollout: str) -> None:
+        async with http.post(f"{rollout}/v1/complete_trajectory", json={"reward": 1.0}) as answer:
+            assert answer.status == 200, await answer.text()
+
+    await asyncio.gather(*map(complete, rollouts))
+    return counting.messages - before
+
+
+@pytest.mark.xfail(strict=True, reason="after a pause each completion asks all gateways (D17)")
+async def test_completions_after_a_pause_take_no_more_messages_than_before(namespace: str, engine: FakeEngine) -> None:
+    start_pool(PoolPlan(), namespace)
+    counting = CountingRayTransport(namespace)
+    transport = GatheringTransport(counting)
+    async with AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        rollouts = []
+        for _ in range(GATEWAYS):
+            url = await stack.enter_async_context(
+                serve_gateway(PoolClient("data_pool", transport=transport), [engine.url])
+            )
+            for _ in range(ROLLOUTS // GATEWAYS):
+                async with http.post(f"{url}/init_trajectory", json={}) as answer:
+                    opened = await answer.json()
+                rollouts.append(f"{url}/{opened['trajectory_uid']}/{opened['prompt_uid']}")
+                async with http.post(f"{rollouts[-1]}/v1/chat/completions", json=BODY) as answer:
+                    assert answer.status == 200, await answer.text()
+        usual = await messages_of(counting, http, rollouts[::2])
+        shard = pid_of("data_pool", namespace)
+        os.kill(shard, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(STOPPED)
+        finally:
+            os.kill(shard, signal.SIGCONT)
+        await PoolClient("data_pool", transport=transport).check()
+        assert await messages_of(counting, http, rollouts[1::2]) < usual + ROLLOUTS
