@@ -168,4 +168,4 @@ async def marked_incomplete(cluster: SurvivalCluster) -> set[str]:
         found |= {snapshot.trajectory_uid: snapshot for snapshot in changes.snapshots}
         cursors = changes.cursors
         if not changes.more and not changes.missing:
-            return {uid for uid, snapshot in found.items() if INCOMPLETE in (snapshot.cause, *snapshot.marks)}
+            return {uid for uid, snapshot in found.items() if snapshot.note.startswith(INCOMPLETE)}

@@ -115,7 +115,6 @@ def trained(namespace: str) -> list[str]:
     return found
 
 
-@pytest.mark.xfail(strict=True, reason="a rollout that lacks a call of a dead gateway is trained unmarked (D21)")
 def test_of_a_dead_gateways_rollouts_those_that_lack_a_call_are_left_out_and_no_others(
     start_named: StartNamed, unique_engine: FakeEngine, namespace: str
 ) -> None:

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
-import pytest
 
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
@@ -49,7 +48,6 @@ async def messages_of(counting: CountingRayTransport, http: aiohttp.ClientSessio
     return counting.messages - before
 
 
-@pytest.mark.xfail(strict=True, reason="after a pause each completion asks all gateways (D17)")
 async def test_completions_after_a_pause_take_no_more_messages_than_before(namespace: str, engine: FakeEngine) -> None:
     start_pool(PoolPlan(), namespace)
     counting = CountingRayTransport(namespace)

@@ -64,7 +64,6 @@ async def two_gateways(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Two
         yield TwoGateways(http, [first, second], pool)
 
 
-@pytest.mark.xfail(strict=True, reason="an Idempotency-Key holds at one gateway only (D20)")
 @streamed_or_not
 async def test_calls_with_one_key_at_two_gateways_are_one_step(two_gateways: TwoGateways, stream: bool) -> None:
     """The first answer was recorded, and was lost on its way."""
@@ -82,7 +81,6 @@ async def test_the_same_key_in_two_rollouts_is_two_steps(two_gateways: TwoGatewa
         assert await two_gateways.trained(path) == [read]
 
 
-@pytest.mark.xfail(strict=True, reason="the step of an answer that its client gave up is trained (T17)")
 @pytest.mark.parametrize("key", [{}, KEY])
 async def test_a_stream_that_its_client_left_and_repeats_elsewhere_is_trained_once(
     two_gateways: TwoGateways, engine: FakeEngine, key: dict[str, str]
@@ -100,7 +98,6 @@ async def test_a_stream_that_its_client_left_and_repeats_elsewhere_is_trained_on
     assert await two_gateways.trained(path) == [read]
 
 
-@pytest.mark.xfail(strict=True, reason="a call that failed after sampling is trained beside its retry (D20)")
 @pytest.mark.parametrize("key", [{}, KEY])
 async def test_a_call_that_failed_for_want_of_the_pool_and_its_retry_are_one_step(
     two_gateways: TwoGateways, pool: LocalPool, engine: FakeEngine, key: dict[str, str]

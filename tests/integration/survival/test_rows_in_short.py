@@ -15,13 +15,17 @@ from tests.rig.postgres import has_postgres
 
 ROOT = Path(__file__).parents[3]
 ROWS = ("disk_full_journal", "disk_small_forget")
-SLOW_ROWS = ("gateways", "killed_clients", "live_kills", "node_lost_postgres", "resharding", "storm")
+SLOW_ROWS = (
+    "dead_gateways",
+    "gateways",
+    "killed_clients",
+    "live_kills",
+    "node_lost_postgres",
+    "resharding",
+    "retries",
+    "storm",
+)
 """What each of them shows, other tests of this folder show in CI with fewer processes."""
-MISSED_ROWS = {
-    "retries": "a call that is repeated at another gateway is trained twice (D20)",
-    "dead_gateways": "a rollout that lacks a call of a dead gateway is trained unmarked (D21)",
-}
-"""Slow rows that do not meet their goals, and why."""
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 """The small disk is mounted in a namespace of its own."""
 TIMEOUT = 600.0
@@ -32,10 +36,6 @@ TIMEOUT = 600.0
     [
         *ROWS,
         *(pytest.param(row, marks=pytest.mark.nightly) for row in SLOW_ROWS),
-        *(
-            pytest.param(row, marks=[pytest.mark.nightly, pytest.mark.xfail(strict=True, reason=reason)])
-            for row, reason in MISSED_ROWS.items()
-        ),
     ],
 )
 def test_nothing_is_lost_and_nothing_comes_twice(row: str) -> None:

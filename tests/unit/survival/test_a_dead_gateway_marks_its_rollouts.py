@@ -210,3 +210,16 @@ async def test_with_on_incomplete_keep_the_rollout_is_trained(clock: PoolClock) 
 async def test_a_call_of_a_rollout_that_the_shard_does_not_have_changes_nothing(shard: ShardService) -> None:
     await call(shard, "x", "b", trajectory="unknown")
     assert "unknown" not in shard.pool.state.trajectories
+
+
+async def test_a_gateway_that_takes_over_a_spool_is_waited_for_in_place_of_the_one_that_died(
+    shard: ShardService,
+) -> None:
+    await call(shard, "in the spool", "spool.1")
+    await call(shard, "nowhere", "spool.1")
+    await shard.flush_requests("spool.2", 0.0)
+    assert shard.shard.gateways.living() == ("a", "spool.2")
+    trajectory = shard.pool.state.trajectories["t"]
+    assert trajectory.gateways == ("a", "spool.2")
+    await add_step(shard, "in the spool")
+    assert trajectory.lost_calls == (("spool.1", "nowhere"),)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.plan import Limits, OnIncomplete
 from stepwell.pool.api.staleness import staleness_rule, versions_behind
 from stepwell.pool.api.watching import REWARD, TrajectorySnapshot, TrajectoryState
 from stepwell.steps.step_filter import (
@@ -23,7 +23,8 @@ def why_not_trained(snapshot: TrajectorySnapshot, limits: Limits, policy_version
     if snapshot.state is TrajectoryState.DROPPED:
         said = DROPPED.get(snapshot.cause)
         return said(snapshot, limits) if said else f"It was dropped: {snapshot.cause or 'no cause is known'}."
-    return " ".join(part for part in (_waits(snapshot, limits), _is_too_old(snapshot, limits, policy_version)) if part)
+    parts = (_waits(snapshot, limits), _lacks_calls(snapshot, limits), _is_too_old(snapshot, limits, policy_version))
+    return " ".join(filter(None, parts))
 
 
 def _waits(snapshot: TrajectorySnapshot, limits: Limits) -> str:
@@ -31,7 +32,7 @@ def _waits(snapshot: TrajectorySnapshot, limits: Limits) -> str:
         started = "" if snapshot.steps else " and has no step yet"
         return f"Its rollout is still running{started}: it waits to be completed."
     if snapshot.state is TrajectoryState.LEASED:
-        if snapshot.note:
+        if snapshot.note and not snapshot.note.startswith(INCOMPLETE):
             return f"A trainer has it. It was rejected {snapshot.note}. If it comes back, it is dropped."
         return "A trainer has it and has not acknowledged it yet. Without an acknowledgement it comes back."
     if snapshot.state is TrajectoryState.READY:
@@ -41,6 +42,12 @@ def _waits(snapshot: TrajectorySnapshot, limits: Limits) -> str:
         return f"{own}: with require_reward, unscored data is not handed out."
     within = "" if limits.group_deadline is None else f", {limits.group_deadline:g} s after the first at the latest"
     return f"It is complete. Its group of {snapshot.group_size} still waits for other rollouts{within}."
+
+
+def _lacks_calls(snapshot: TrajectorySnapshot, limits: Limits) -> str:
+    if not snapshot.note.startswith(INCOMPLETE) or limits.on_incomplete is OnIncomplete.KEEP:
+        return ""
+    return f"It is {snapshot.note}, with the gateway that answered: it is left out, unless what is missing still comes."
 
 
 def _is_too_old(snapshot: TrajectorySnapshot, limits: Limits, policy_version: int) -> str:

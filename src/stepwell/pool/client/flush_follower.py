@@ -34,7 +34,7 @@ class FlushFollower:
 
     async def run(self, flush: Flush, tell: Tell, gateway: str = "") -> None:
         """Until cancelled. Each process has a name of its own, so that one that is started again does not pass for the
-        one that died."""
+        one that died. What stands before the dot says whose steps it has taken over."""
         self.gateway = ".".join(filter(None, (gateway, uuid4().hex)))
         followed: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as following:

@@ -70,6 +70,16 @@ class GatewayRoster:
         self._heard_at = now
         self._seen[gateway] = now
 
+    def take_predecessors(self, gateway: str) -> list[str]:
+        """Those whose spool this gateway has: they have ended, because a spool belongs to one process."""
+        spool, dot, _ = gateway.rpartition(".")
+        if not dot or gateway in self._seen:
+            return []
+        ended = [other for other in self._seen if other.rpartition(".")[0] == spool]
+        for other in ended:
+            self.leave(other)
+        return ended
+
     def note_told(self, gateway: str) -> None:
         self._untold.discard(gateway)
         self.notify()

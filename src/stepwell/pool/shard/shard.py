@@ -51,6 +51,8 @@ class Shard:
 
     def note_gateway(self, gateway: str) -> None:
         """It lives. After a restart of the shard it is asked too."""
+        for ended in self.gateways.take_predecessors(gateway):
+            self.pool.state.lose_gateway(ended, heir=gateway)
         self.gateways.note(gateway)
         self.look_for_dead()
         self.pool.state.set_living_gateways(self.gateways.living())

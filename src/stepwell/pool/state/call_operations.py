@@ -60,11 +60,11 @@ class CallOperations(MarkOperations):
             if is_lost and uid not in trajectory.steps:
                 self._set_lost(trajectory, {*trajectory.lost_calls, (gateway, uid)})
 
-    def lose_gateway(self, gateway: str, *, is_dead: bool = True) -> None:
-        """It holds nothing any more. If it died, its open calls are lost."""
+    def lose_gateway(self, gateway: str, *, is_dead: bool = True, heir: str = "") -> None:
+        """It holds nothing any more. If it died, its open calls are lost, but for what its heir still sends."""
         for trajectory in list(self.trajectories.values()):
-            if trajectory.gateways is not None:
-                self.set_gateways(trajectory, {*trajectory.gateways} - {gateway})
+            if gateway in (trajectory.gateways or ()):
+                self.set_gateways(trajectory, {*(trajectory.gateways or ()), heir} - {gateway, ""})
             calls = trajectory.calls
             gone = [] if calls is None else [uid for uid, holder in calls.gateways.items() if holder == gateway]
             if calls is None or not gone:

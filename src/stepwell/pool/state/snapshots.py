@@ -10,6 +10,7 @@ from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import GRADES, Exactness
+from stepwell.steps.step_filter import INCOMPLETE
 
 
 def snapshot_of(trajectory: Trajectory, state: TrajectoryState, cause: str = "", note: str = "") -> TrajectorySnapshot:
@@ -71,9 +72,10 @@ def snapshot_of(trajectory: Trajectory, state: TrajectoryState, cause: str = "",
 
 
 def note_of(trajectory: Trajectory) -> str:
-    """Who rejected it and why, or how it ended, if a person or its failure did that."""
-    ended_by = trajectory.metadata.get(ENDED_BY)
-    return trajectory.rejected or (f"ended by {ended_by}" if ended_by else "")
+    """Who rejected it and why, or that it lacks calls, or how it ended, if a person or its failure did that."""
+    ended_by, lost = trajectory.metadata.get(ENDED_BY), len(trajectory.lost_calls)
+    missing = f"{INCOMPLETE}: {lost} of its calls {'is' if lost == 1 else 'are'} missing" if lost else ""
+    return trajectory.rejected or missing or (f"ended by {ended_by}" if ended_by else "")
 
 
 def is_sound(step: StoredStep) -> bool:

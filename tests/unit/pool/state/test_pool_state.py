@@ -43,7 +43,7 @@ from stepwell.pool.state.records import (
     json_bytes,
 )
 from stepwell.pool.state.reward_queue import GIVEN_UP
-from stepwell.pool.state.snapshots import snapshot_of, standing_of
+from stepwell.pool.state.snapshots import note_of, snapshot_of, standing_of
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.pool.state.view import PoolView
@@ -837,7 +837,7 @@ class StateMachine(RuleBasedStateMachine):
     def standing(self, trajectory: Trajectory) -> TrajectorySnapshot:
         channel = self.state.channels[trajectory.group.channel]
         state, cause = standing_of(trajectory, channel, require_reward=self.limits.require_reward)
-        return timeless(snapshot_of(trajectory, state, cause, trajectory.rejected or ""))
+        return timeless(snapshot_of(trajectory, state, cause, note_of(trajectory)))
 
 
 def timeless(snapshot: TrajectorySnapshot) -> TrajectorySnapshot:
