@@ -5,10 +5,11 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvicorn
+import uvloop
 
 from stepwell.common.bounded_http import HANDOVER, BoundedHttp, Handover
 from stepwell.gateway.http.sighting import handover_of, is_handed_over
@@ -16,6 +17,14 @@ from tests.rig.waiting import until
 
 LARGE = b"x" * 32 * 2**20
 Then = Callable[[Handover], Awaitable[None]]
+
+
+@pytest.fixture(
+    params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"], scope="module"
+)
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Gateways run on uvloop."""
+    return cast("asyncio.AbstractEventLoopPolicy", request.param())
 
 
 @asynccontextmanager
