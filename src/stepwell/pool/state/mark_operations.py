@@ -24,7 +24,7 @@ REASONS: Mapping[str, str] = {
     NOT_CONTINUED: f"{NOT_CONTINUED}: another choice of this answer was continued",
 }
 LATE, TOO_MANY = "late", "too_many"
-"""Why a mark does not count: a trainer has or had its step, or too many marks of its trajectory lack their steps."""
+"""Why a mark does not count: its step is at a trainer or gone, or too many marks of its trajectory lack their steps."""
 MOST_EARLY = 1_000
 """Marks of one trajectory whose steps have not arrived."""
 
