@@ -46,10 +46,11 @@ async def kinds(agent: Agent, pool: LocalPool) -> list[str]:
     return [fault_kind(step.quarantine or step.untrainable or "") for step in steps]
 
 
-def open_socket(agent: Agent, **wanted: Any) -> socket.socket:
+def open_socket(agent: Agent, key: str = "", **wanted: Any) -> socket.socket:
     """A connection on which a call was sent, of a client that does as the test says."""
     address, body = urlsplit(str(agent.client.base_url)), json.dumps({**HELLO, **wanted}).encode()
     head = f"POST {agent.path}/v1/chat/completions HTTP/1.1\r\nHost: {address.netloc}\r\n"
+    head += f"Idempotency-Key: {key}\r\n" if key else ""
     connection = socket.create_connection((str(address.hostname), int(address.port or 0)))
     connection.setblocking(False)
     connection.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -189,15 +190,15 @@ async def test_only_the_answer_that_the_sdk_read_is_trained_of_those_it_asked_fo
 ) -> None:
     """Its own timeout and its own retries, without a key; the first answers are sampled and wait for the pool."""
     async with durable(pool, engine, timeout=30.0) as agent:
-        client = agent.client.with_options(timeout=0.5, max_retries=5)
+        client = agent.client.with_options(timeout=1.0, max_retries=20)
         (shard,) = pool.transport.services
         pool.transport.shards_stopped.add(shard)
         asking = asyncio.create_task(client.chat.completions.create(**HELLO))
-        await until(lambda: engine.asked["/v1/chat/completions"] >= 3, "the third try")
+        await agent.until_metric("stepwell_waiting_steps", 3)
         pool.transport.shards_stopped.clear()
         assert (await asking).choices
         found = await kinds(agent, pool)
-    assert len(found) == engine.asked["/v1/chat/completions"] >= 3
+    assert len(found) >= 3
     assert found == ["unseen"] * (len(found) - 1) + [""]
 
 
@@ -274,20 +275,21 @@ async def test_a_choice_is_continued_at_another_gateway(pool: LocalPool, engine:
         assert await kinds(agent, pool) == ["", "not_continued", "not_continued", ""]
 
 
+@pytest.mark.parametrize("has_key", [False, True])
 async def test_the_trained_steps_are_the_answers_that_were_read_when_clients_leave_at_any_moment(
-    pool: LocalPool, engine: FakeEngine
+    pool: LocalPool, engine: FakeEngine, has_key: bool
 ) -> None:
+    """With a key, they repeat a call until they have read its answer."""
     engine.faults = Faults(token_delay_s=0.002)
     drawn = random.Random(17)
 
-    async def call(agent: Agent) -> bool:
-        """Whether its end was handed over before the client left."""
+    async def call(agent: Agent, key: str) -> bool:
+        """Whether it was read: all that has come counts, up to the moment at which the client leaves."""
         stream = drawn.random() < 0.5
-        connection = open_socket(agent, stream=stream)
-        end = b'"finish_reason":"' if stream else b'"total_tokens"'
-        data = bytearray()
+        connection, end = open_socket(agent, key, stream=stream), b'"finish_reason":"' if stream else b'"total_tokens"'
+        seconds, data = drawn.choice((FOR_EVER, drawn.random() * 0.1)), bytearray()
         with suppress(TimeoutError):
-            async with asyncio.timeout(drawn.choice((FOR_EVER, drawn.random() * 0.1))):
+            async with asyncio.timeout(seconds):
                 while end not in data:
                     data += await asyncio.get_running_loop().sock_recv(connection, 65_536)
         with suppress(BlockingIOError):
@@ -295,9 +297,13 @@ async def test_the_trained_steps_are_the_answers_that_were_read_when_clients_lea
         hang_up(connection)
         return end in data
 
+    was_read: list[bool] = []
     async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as agent:
-        was_read = [await call(agent) for _ in range(60)]
+        for n in range(30):
+            was_read.append(await call(agent, f"key {n}" if has_key else ""))
+            while has_key and not was_read[-1]:
+                was_read.append(await call(agent, f"key {n}"))
         found = await kinds(agent, pool)
-    assert 3 < was_read.count(False) < 57, "some leave, and some do not"
-    assert found.count("") == was_read.count(True)
+    assert was_read.count(False) > 2, "some leave"
+    assert found.count("") == was_read.count(True) > 3
     assert set(found) <= {"", "unseen"}

@@ -3,12 +3,13 @@
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import uvicorn
+import uvloop
 
 from stepwell.common.bounded_http import HANDOVER, BoundedHttp, Handover
 from stepwell.gateway.http.sighting import handover_of, is_handed_over
@@ -16,6 +17,11 @@ from tests.rig.waiting import until
 
 LARGE = b"x" * 32 * 2**20
 Then = Callable[[Handover], Awaitable[None]]
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+on_both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+"""Gateways run on uvloop."""
 
 
 @asynccontextmanager
@@ -50,48 +56,61 @@ async def nothing(_: Handover) -> None:
     pass
 
 
+@on_both_loops
 @pytest.mark.parametrize("resets", [False, True])
-async def test_a_client_that_has_left_is_known_before_the_event_loop_hears_of_it(resets: bool) -> None:
-    seen: asyncio.Future[tuple[bool, bool]] = asyncio.get_running_loop().create_future()
+def test_a_client_that_has_left_is_known_before_the_event_loop_hears_of_it(run: Run, resets: bool) -> None:
+    async def seen() -> tuple[bool, bool]:
+        found: asyncio.Future[tuple[bool, bool]] = asyncio.get_running_loop().create_future()
 
-    async def before(handover: Handover) -> None:
-        was_open = handover.is_open()
-        if resets:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.close()
-        seen.set_result((was_open, handover.is_open()))  # the loop has not run since
+        async def before(handover: Handover) -> None:
+            was_open = handover.is_open()
+            if resets:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            found.set_result((was_open, handover.is_open()))  # the loop has not run since
 
-    async with connected(b"answer", before, nothing) as client, asyncio.timeout(30):
-        assert await seen == (True, False)
+        async with connected(b"answer", before, nothing) as client, asyncio.timeout(30):
+            return await found
+
+    assert run(seen()) == (True, False)
 
 
-async def test_an_answer_that_its_client_takes_is_handed_over_even_if_that_takes_time() -> None:
-    handed: asyncio.Future[tuple[int | None, bool]] = asyncio.get_running_loop().create_future()
+@on_both_loops
+def test_an_answer_that_its_client_takes_is_handed_over_even_if_that_takes_time(run: Run) -> None:
+    async def handed() -> tuple[int | None, bool]:
+        found: asyncio.Future[tuple[int | None, bool]] = asyncio.get_running_loop().create_future()
 
-    async def after(handover: Handover) -> None:
-        handed.set_result((handover.unsent(), await is_handed_over(handover, 30.0)))
+        async def after(handover: Handover) -> None:
+            found.set_result((handover.unsent(), await is_handed_over(handover, 30.0)))
 
-    async with connected(LARGE, nothing, after) as client, asyncio.timeout(60):
-        while not handed.done():
-            await asyncio.get_running_loop().sock_recv(client, 2**20)
-        unsent, is_handed = await handed
+        async with connected(LARGE, nothing, after) as client, asyncio.timeout(60):
+            while not found.done():
+                await asyncio.get_running_loop().sock_recv(client, 2**20)
+            return await found
+
+    unsent, is_handed = run(handed())
     assert unsent
     assert is_handed
 
 
+@on_both_loops
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_an_answer_that_its_client_does_not_take_is_not_handed_over(leaves: bool) -> None:
-    waits, handed = asyncio.Event(), asyncio.get_running_loop().create_future()
+def test_an_answer_that_its_client_does_not_take_is_not_handed_over(run: Run, leaves: bool) -> None:
+    async def handed() -> bool:
+        waits = asyncio.Event()
+        found: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    async def after(handover: Handover) -> None:
-        waits.set()
-        handed.set_result(await is_handed_over(handover, 60.0 if leaves else 0.2))
+        async def after(handover: Handover) -> None:
+            waits.set()
+            found.set_result(await is_handed_over(handover, 60.0 if leaves else 0.2))
 
-    async with connected(LARGE, nothing, after) as client, asyncio.timeout(30):
-        await waits.wait()
-        if leaves:
-            client.close()
-        assert not await handed
+        async with connected(LARGE, nothing, after) as client, asyncio.timeout(30):
+            await waits.wait()
+            if leaves:
+                client.close()
+            return await found
+
+    assert not run(handed())
 
 
 async def test_under_another_server_what_was_sent_counts_as_read() -> None:

@@ -136,8 +136,8 @@ class PoolStats:
     decided: Counter[str] = field(default_factory=Counter)
     """Decisions about versions of the policy, by action."""
     marked: Counter[str] = field(default_factory=Counter)
-    """What was told of who read a step: unseen, read, not_continued, continued. What came after its step was trained is
-    `late`."""
+    """What was told of who read a step: unseen, read, not_continued, continued. What came after its step was trained or
+    dropped is `late`."""
     short_of_disk: int = 0
     """Shards that take no new data because their journal's disk is nearly full."""
     forgetting_waits: int = 0

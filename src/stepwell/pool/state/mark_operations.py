@@ -26,7 +26,7 @@ REASONS: Mapping[str, str] = {
 }
 A_CALL_IS_MISSING = f"{INCOMPLETE}: the gateway of one of its calls died, or gave the call's step up"
 LATE, TOO_MANY = "late", "too_many"
-"""Why a mark does not count: a trainer has or had its step, or too many marks of its trajectory lack their steps."""
+"""Why a mark does not count: its step is at a trainer or gone, or too many marks of its trajectory lack their steps."""
 MOST_EARLY = 1_000
 """Marks of one trajectory whose steps have not arrived."""
 

@@ -245,10 +245,29 @@ def test_a_journal_from_before_all_rows_had_checksums_is_read_and_its_damage_is_
     pool, journal, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (3, False)
     assert journal.pool_time() == 77.0
-    assert meta(journal, "schema_version") == 12
+    assert meta(journal, "schema_version") == SCHEMA_VERSION
     assert pool.leasing.ack(leased[0]) == "done"
     save(pool, journal)
     spoil(journal, "UPDATE steps SET added = ? WHERE number = (SELECT max(number) FROM steps)", bytes(16))
     pool, _, restored = open_pool(path)
     assert (restored.damaged, list(pool.state.trajectories)) == (True, ["held"])
     assert pool.stats().channels["train"].dropped["corrupt"].steps == 1
+
+
+def test_a_journal_from_before_steps_had_marks_is_read_and_takes_marks(path: Path) -> None:
+    pool, journal, _ = open_pool(path)
+    pool.rollout("t", "p", finish_reason="cut_short")
+    save(pool, journal)
+    shorten(journal, "trajectories", "number")
+    snapshot = meta(journal, "snapshot")
+    del snapshot["counters"]["marked"]
+    journal.db.execute("UPDATE meta SET value = ? WHERE key = 'snapshot'", (orjson.dumps(snapshot),))
+    journal.db.execute("UPDATE meta SET value = '11' WHERE key = 'schema_version'")
+    journal.commit_rows()
+    kill(journal)
+    pool, _, restored = open_pool(path)
+    assert (restored.steps, restored.damaged) == (1, False)
+    assert pool.state.trajectories["t"].steps["t-0"].untrainable is None
+    pool.ingest.mark_unseen("t", "p", ["t-0"], "unseen")
+    assert pool.stats().marked == {"unseen": 1}
+    assert pool.take(1, untrainable=True) is None
