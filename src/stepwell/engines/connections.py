@@ -141,6 +141,9 @@ class Connection(asyncio.Protocol):
         """The end of the body is known from its head. Otherwise the body ends with the connection."""
         self._head_bytes = 0
         self._is_paused = False
+        self._received: list[bytes] = []
+        self.on_body = self._received.append
+        """Called by the parser for each part of a body."""
 
     @property
     def is_open(self) -> bool:
@@ -176,6 +179,7 @@ class Connection(asyncio.Protocol):
         except (HttpParserError, HttpParserUpgrade) as failure:
             self.drop(failure.__context__ if isinstance(failure.__context__, UnreadableReply) else _unreadable(failure))
             return
+        self._pass_on()
         if self.reply is not None and not self.reply.status:
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
@@ -202,14 +206,19 @@ class Connection(asyncio.Protocol):
         if self.reply is not None and (status := self._parser.get_status_code()) >= 200:  # others come before the reply
             self.reply.begin(status)
 
-    def on_body(self, body: bytes) -> None:
-        if self.reply is not None and not self.reply.add(body) and not self._is_paused:
-            self._is_paused = True
-            self._transport.pause_reading()
+    def _pass_on(self) -> None:
+        """What was received of the body goes to the reply, which is woken once for many small chunks."""
+        if self._received and self.reply is not None:
+            has_room = self.reply.add(b"".join(self._received))
+            self._received.clear()
+            if not has_room and not self._is_paused:
+                self._is_paused = True
+                self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
         if self.reply is None or not self.reply.status:
             return
+        self._pass_on()
         is_kept = self._parser.should_keep_alive() and not self._transport.get_write_buffer_size() and self.is_open
         self._end(None)
         self.resume()
