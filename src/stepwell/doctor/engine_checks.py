@@ -35,7 +35,7 @@ async def key_check(engine: str, key: str | None) -> Check:
     try:
         async with aiohttp.ClientSession() as http, http.get(f"{engine}/v1/models", allow_redirects=False) as answer:
             is_open = answer.status == 200
-    except (TimeoutError, *BROKEN):
+    except (aiohttp.ClientError, *BROKEN):
         return Check("engine key", Finding(Grade.UNKNOWN, "the engine does not answer"))
     return Check("engine key", _key(engine, key, is_open))
 

@@ -1,8 +1,8 @@
 """The examination of an engine, from the probe to the report."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import aiohttp
@@ -20,7 +20,8 @@ from stepwell.doctor.harness_trial import harness_named, try_harness
 from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines import ENGINES
-from stepwell.engines.engine import EngineControl, EngineHttp, EngineTimeouts
+from stepwell.engines.connections import EngineConnections
+from stepwell.engines.engine import EngineControl, EngineHttp
 from stepwell.engines.missing import missing_capabilities
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest
@@ -43,8 +44,10 @@ async def examine(
     kind = None if settings.harness is None else harness_named(settings.harness)
     show_progress("the engine")
     key = await key_check(settings.engine, settings.key)
-    async with _sessions(settings) as (questions, http):
-        engine = EngineReplica(EngineHttp(questions, settings.engine), ENGINES, on_change=lambda: None)
+    headers = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
+    with closing(EngineConnections(settings.key)) as connections:
+        questions = EngineHttp(connections, settings.engine)
+        engine = EngineReplica(questions, ENGINES, on_change=lambda: None)
         await engine.check()
         if not engine.probed:
             return Report(settings.engine, (unreachable(engine.why),))
@@ -52,9 +55,10 @@ async def examine(
         weights_before = engine.weight_version
         if engine.state is EngineState.PAUSED:
             return Report(settings.engine, (*capability_checks(engine, weights_before), key), missing=_missing(engine))
-        more, rows = await _run_cases(settings, engine, http, kind, show_progress)
+        more, rows = await _run_cases(settings, engine, questions, kind, show_progress)
         show_progress("the bytes of a stream")
-        stream = Check("stream", await check_stream(http, settings.engine, engine.facts.model, patience))
+        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http:
+            stream = Check("stream", await check_stream(http, settings.engine, engine.facts.model, patience))
         await engine.version_after()
     checks = (*capability_checks(engine, weights_before), *more, stream, key)
     return Report(settings.engine, checks, rows, _missing(engine))
@@ -67,13 +71,13 @@ def _missing(engine: EngineReplica) -> tuple[str, ...]:
 async def _run_cases(
     settings: DoctorSettings,
     engine: EngineReplica,
-    http: aiohttp.ClientSession,
+    questions: EngineHttp,
     kind: type[CommandLineHarness] | None,
     show_progress: Callable[[str], None],
 ) -> tuple[list[Check], tuple[CaseRow, ...]]:
     model = engine.facts.model
     tokenizer, why = await asyncio.to_thread(_tokenizer, settings.tokenizer_path)
-    by_engine = decode_by_engine(engine.kind, EngineHttp(http, settings.engine), model)
+    by_engine = decode_by_engine(engine.kind, questions, model)
     decode = by_engine if tokenizer is None else decode_by_tokenizer(tokenizer)
     async with open_harness(settings.engine, settings.key, tokenizer, decode, _rescorer(settings, engine)) as harness:
         runner, rows = CaseRunner(harness, model), dict[str, CaseRow]()
@@ -98,17 +102,6 @@ def _rescorer(settings: DoctorSettings, engine: EngineReplica) -> EngineControl 
         return engine.kind.control(settings.engine, key=settings.key, timeout=CALL_TIMEOUT)
     except BadRequest:
         return None
-
-
-@asynccontextmanager
-async def _sessions(settings: DoctorSettings) -> AsyncIterator[tuple[aiohttp.ClientSession, aiohttp.ClientSession]]:
-    """One session for probes, which are short, and one for calls, which take longer."""
-    headers = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
-    async with (
-        aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(EngineTimeouts().question)) as questions,
-        aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as calls,
-    ):
-        yield questions, calls
 
 
 def _tokenizer(path: str | None) -> tuple[Any, Finding | None]:

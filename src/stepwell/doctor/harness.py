@@ -282,7 +282,7 @@ class Harness:
             return parse_reply(text, streamed=bool(body["stream"]) and answer.status == 200, path=path), ""
         except TimeoutError:
             return (), f"there was no answer within {CALL_TIMEOUT:g} s"
-        except BROKEN as failure:
+        except (aiohttp.ClientError, *BROKEN) as failure:
             return (), failure_text(failure)
         except EngineUnavailable as failure:
             return (), str(failure)

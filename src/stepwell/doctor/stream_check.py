@@ -76,7 +76,7 @@ async def check_stream(
         async with http.post(engine + Upstream.CHAT, json=body) as answer:
             while piece := await answer.content.readany():
                 stream.pieces.append((time.monotonic(), piece))
-    except (TimeoutError, *BROKEN) as failure:
+    except (aiohttp.ClientError, *BROKEN) as failure:
         return Finding(Grade.FAULT, f"broke off after {len(stream.body)} bytes: {failure_text(failure)}", "see its log")
     if answer.status != 200:
         return Finding(Grade.FAULT, f"refused with {answer.status}: {stream.body[:200].decode(errors='replace')}")

@@ -4,24 +4,26 @@ One file per kind implements `EngineKind` (vllm.py, openai.py); `ENGINES` in eng
 other code reads `EngineFacts` and calls the kind's methods; it never asks which kind an engine is.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import aiohttp
 import orjson
+from yarl import URL
 
+from stepwell.engines.connections import EngineConnections, EngineUnreached, UnreadableReply
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.steps.step import IntArray, Json, JsonObject, VersionSpan
 from stepwell.wire.openai import Sampled, Upstream, Usage
 
-BROKEN = (aiohttp.ClientError, TimeoutError, OSError, UnicodeError)
-"""What aiohttp raises when a connection fails; UnicodeError for a host name that cannot be encoded."""
+BROKEN = (OSError, UnicodeError, EngineUnreached, UnreadableReply)
+"""What is raised when a connection fails."""
 DEFAULT_MODEL = "default"
 """A request's name for the model that the engine serves, whatever that is; Claw-R1's agents send it."""
 NO_TOKENS = "this kind of engine takes no token ids"
-JSON_BODY = {"Content-Type": "application/json"}
+QUESTION_TIMEOUT = 5.0
 CHANGING = "changing"
 """The version of an engine whose weights nobody knows. "changing from 7": those of version 7 are being replaced, and no
 token was sampled since."""
@@ -77,7 +79,7 @@ class EngineFacts:
 class EngineTimeouts:
     """All in seconds."""
 
-    question: float = 5.0
+    question: float = QUESTION_TIMEOUT
     """For one question of a probe or a check; an engine under full load answers late."""
     connect: float = 30.0
     """The watch notices earlier that an engine is gone; thousands of calls at once may take this long to connect."""
@@ -121,20 +123,23 @@ class EngineHttp:
     """Short questions to one engine. They use their own connections: calls that wait for a connection do not delay
     them, so a busy engine does not look dead."""
 
-    def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
+    def __init__(self, connections: EngineConnections, address: str, timeout: float = QUESTION_TIMEOUT) -> None:
         self.address = address
-        self._session = session
+        self._connections = connections
+        self._timeout = timeout
 
     async def ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of the reply to a GET, or to a POST of `body`. EngineUnavailable if there is no reply."""
-        method, headers = ("GET", None) if body is None else ("POST", JSON_BODY)
-        url = self.address + path
         try:
-            async with self._session.request(method, url, data=body, headers=headers, allow_redirects=False) as reply:
-                return reply.status, await reply.read()
+            async with asyncio.timeout(self._timeout):
+                reply = await self._connections.request(URL(self.address + path), body)
+                try:
+                    return reply.status, await reply.read()
+                finally:
+                    reply.close()
         except TimeoutError:
-            raise EngineUnavailable(f"{path} does not answer within {self._session.timeout.total:g} s") from None
-        except BROKEN as failure:
+            raise EngineUnavailable(f"{path} does not answer within {self._timeout:g} s") from None
+        except (*BROKEN, ValueError) as failure:
             raise EngineUnavailable(failure_text(failure)) from None
 
     async def field(self, path: str, name: str) -> Json:
@@ -357,5 +362,5 @@ def engine_address(text: str) -> str:
 
 
 def failure_text(failure: Exception) -> str:
-    """aiohttp's exceptions often have no text."""
+    """Some exceptions have no text."""
     return str(failure) or type(failure).__name__

@@ -8,7 +8,6 @@
 
 import asyncio
 import contextlib
-import io
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +15,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-import aiohttp
-
 from stepwell.engines import ENGINES
+from stepwell.engines.connections import EngineConnections, EngineUnreached, UnreadableReply
 from stepwell.engines.engine import (
     EngineHttp,
     EngineKind,
@@ -38,15 +36,9 @@ from stepwell.pool.api.serving_state import Serving
 from stepwell.steps.step import IntArray, JsonObject
 from stepwell.wire.openai import Sampled, Upstream
 
-KEEP_ALIVE = 4.0
-"""Seconds a connection is kept for the next call; vLLM closes its own after 5."""
 FEWEST_CONNECTIONS = 256
-LARGE_BODY = 2**20
 NO_ENGINE_BEHIND = (502, 503, 504)
 """The statuses of a proxy that reaches no engine."""
-UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-HUNG_UP = (aiohttp.ClientConnectionError, OSError)
-"""Raised before the head of a reply has arrived. UNREACHED and timeouts are subclasses and handled first."""
 LIST_MODELS = EngineRequest("/v1/models", None)
 PUBLISH_RETRY_PAUSE = 1.0
 REPORT_INTERVAL = 1.0
@@ -74,9 +66,7 @@ class EngineFleet:
         self._directory: EngineDirectory | None = None
         self._sync_expected: bool | None = None
         """A trainer lives that syncs weights; None if the pool has not been asked yet."""
-        self._headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._key = api_key
 
     def share(self, directory: EngineDirectory) -> None:
         """Use the policy version, the canary and the list of engines of a pool. `follow` keeps them up to date."""
@@ -148,10 +138,10 @@ class EngineFleet:
 
     async def __aenter__(self) -> Self:
         limits = self._timeouts
-        connector = aiohttp.TCPConnector(limit=_connections_limit(), keepalive_timeout=KEEP_ALIVE)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=limits.connect, sock_read=limits.silence)
-        self._calls = self._session(timeout, connector)
-        self._questions = self._session(aiohttp.ClientTimeout(total=limits.question), aiohttp.TCPConnector())
+        self._calls = EngineConnections(
+            self._key, limit=_connections_limit(), connect_timeout=limits.connect, silence=limits.silence
+        )
+        self._questions = EngineConnections(self._key)
         await asyncio.gather(*(self.add(address) for address in self._configured))
         return self
 
@@ -160,8 +150,8 @@ class EngineFleet:
     ) -> None:
         for engine in self._selector.engines:
             engine.close()
-        await self._calls.close()
-        await self._questions.close()
+        self._calls.close()
+        self._questions.close()
 
     async def send(self, upstream: Upstream, request: Mapping[str, Any], *, sticky: str = "") -> EngineReply:
         """The reply of one engine, as soon as its head is there. Waits while all engines are paused."""
@@ -321,7 +311,7 @@ class EngineFleet:
         for engine in self._selector.engines:
             if engine.address == address:
                 return engine
-        http = EngineHttp(self._questions, address)
+        http = EngineHttp(self._questions, address, self._timeouts.question)
         engine = EngineReplica(http, self._kinds, self._selector.note_change, self._policy_version, self._withdrawn)
         self._selector.add(engine)
         return engine
@@ -361,30 +351,25 @@ class EngineFleet:
         """The reply; or why there is none, if another engine may be asked."""
         path, body = make_request(engine)
         version = engine.oldest_version
-        method = "GET" if body is None else "POST"
         engine.in_flight += 1
         try:
-            response = await self._calls.request(method, engine.url(path), data=_payload(body), allow_redirects=False)
+            response = await self._calls.request(engine.url(path), body)
             if response.status not in NO_ENGINE_BEHIND:
                 return EngineReply(engine, response, version)
             response.close()
             return f"answers {response.status}"
-        except UNREACHED as failure:
+        except EngineUnreached as failure:
             engine.set_down(failure_text(failure))
             return engine.why
         except TimeoutError:
             why = f"{engine.address}{path} sent nothing for {self._timeouts.silence:g} s"
             raise EngineUnavailable(why) from None
-        except HUNG_UP as failure:
+        except OSError as failure:
             return failure_text(failure)
-        except aiohttp.ClientError as failure:
+        except UnreadableReply as failure:
             raise EngineUnavailable(f"{engine.address}{path} cannot be read: {failure_text(failure)}") from None
         finally:
             engine.in_flight -= 1
-
-    def _session(self, timeout: aiohttp.ClientTimeout, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        jar = aiohttp.DummyCookieJar()
-        return aiohttp.ClientSession(timeout=timeout, connector=connector, headers=self._headers, cookie_jar=jar)
 
 
 def _derendering(engine: EngineReplica, request: Mapping[str, Any], sampled: Sampled) -> EngineRequest:
@@ -392,11 +377,6 @@ def _derendering(engine: EngineReplica, request: Mapping[str, Any], sampled: Sam
         how = engine.kind.advice["derender"]
         raise EngineUnavailable(f"{engine.address} cannot tell what its tokens spell: {how}")
     return engine.kind.derender(request, sampled)
-
-
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """A large body is sent in pieces, so that other calls are not delayed."""
-    return body if body is None or len(body) < LARGE_BODY else io.BytesIO(body)
 
 
 def _connections_limit() -> int:

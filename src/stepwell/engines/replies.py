@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-import aiohttp
-
+from stepwell.engines.connections import HttpReply
 from stepwell.engines.engine import BROKEN, failure_text
 from stepwell.engines.replica import EngineReplica
 from stepwell.errors import EngineUnavailable
@@ -22,7 +21,7 @@ class EngineReply:
 
     __slots__ = ("_is_open", "_response", "engine", "status", "version_before")
 
-    def __init__(self, engine: EngineReplica, response: aiohttp.ClientResponse, version_before: int | None) -> None:
+    def __init__(self, engine: EngineReplica, response: HttpReply, version_before: int | None) -> None:
         self.engine = engine
         self.version_before = version_before
         """The engine's policy version, as known when the call was sent: no token is older."""
@@ -43,7 +42,7 @@ class EngineReply:
     async def next_bytes(self) -> bytes:
         """What has arrived since the last time, at least one byte; empty at the end."""
         try:
-            data = await self._response.content.readany()
+            data = await self._response.next_bytes()
         except BROKEN as failure:
             self.close()
             raise self._broken(failure) from None
@@ -61,7 +60,7 @@ class EngineReply:
     @property
     def is_read(self) -> bool:
         """Read to its end, so its connection can be used again."""
-        return self._response.content.at_eof()
+        return self._response.is_read
 
     def close(self) -> None:
         if self._is_open:

@@ -1,1 +1,1 @@
-"""The gateway: FastAPI towards agents, aiohttp towards vLLM. It holds nothing that it cannot lose."""
+"""The gateway: FastAPI towards agents, plain HTTP connections towards engines. It holds nothing that it cannot lose."""

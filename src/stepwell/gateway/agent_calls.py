@@ -347,7 +347,7 @@ class AgentCalls:
                 reply.close()
             self.book.answered(exchange.begun.uid)
             if exchange.plan is not None:
-                self.metrics.bridge[exchange.plan.outcome].inc()
+                self.metrics.bridge[exchange.plan.outcome,] += 1
 
     async def _send(self, exchange: Exchange) -> EngineReply:
         """As exact ids if the call continues a recorded step. If the engine refuses them, it renders the messages."""

@@ -35,6 +35,7 @@ CONSTRAINTS = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "thinking_token_budget"),
 )
 """Fields that, if set, keep the model from tokens that it would have written, or force some."""
+ALL_CONSTRAINTS = frozenset(CONSTRAINTS)
 MULTIMODAL = "multimodal: the step has images or other data that is not stored"
 """The reason for a submitted step with such data."""
 SAMPLING_KINDS: Mapping[str, str] = {
@@ -117,9 +118,10 @@ def with_mode(sampling: JsonObject, mode: str) -> JsonObject:
 
 def constrained_reason(sampled: Mapping[str, Any]) -> str | None:
     """What keeps the model from tokens that it would have written, as "constrained: text"; None if nothing does."""
-    for name in CONSTRAINTS:
-        if sampled.get(name):
-            return f"constrained: {name} is set"
+    if not ALL_CONSTRAINTS.isdisjoint(sampled):
+        for name in CONSTRAINTS:
+            if sampled.get(name):
+                return f"constrained: {name} is set"
     response_format, tool_choice = sampled.get("response_format"), sampled.get("tool_choice")
     if isinstance(response_format, dict) and response_format.get("type") not in (None, "text"):
         return f"constrained: response_format is {str(response_format['type'])[:40]}"
@@ -183,7 +185,8 @@ class LeftOutLog:
                 text = "channel %s: steps are left out of training, as %s; further ones are only counted%s"
                 self._log.warning(text, channel, reason, self._advice)
         recent = self._recent[channel]
-        recent.update(map(sampling_kind, reasons))
+        for reason in reasons:
+            recent[sampling_kind(reason)] += 1
         if recent.total() >= self._note_after[channel]:
             if (said := sampling_note(channel, recent)) is not None:
                 self._log.warning("%s", said)

@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
 from stepwell.engines import ENGINES, vllm_command
+from stepwell.engines.connections import EngineConnections
 from stepwell.engines.engine import EngineHttp
 from stepwell.engines.missing import find_missing
 from stepwell.errors import EngineUnavailable
@@ -56,10 +56,11 @@ def missing_lines(addresses: Sequence[str], key: str | None, timeout: float = CH
 
 
 async def _missing_lines(addresses: Sequence[str], key: str | None, timeout: float) -> dict[str, list[str]]:
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     lines: dict[str, list[str]] = {}
-    async with aiohttp.ClientSession(headers=headers) as session:
-        found = await asyncio.gather(*(_lacks(EngineHttp(session, address), timeout) for address in addresses))
+    with closing(EngineConnections(key)) as connections:
+        found = await asyncio.gather(
+            *(_lacks(EngineHttp(connections, address, timeout), timeout) for address in addresses)
+        )
     for address, lacks in zip(addresses, found, strict=True):
         for line in lacks:
             lines.setdefault(line, []).append(address)

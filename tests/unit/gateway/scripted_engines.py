@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-import aiohttp
-
+from stepwell.engines.connections import EngineConnections, HttpReply
 from stepwell.engines.engine import EngineFacts, EngineHttp, EngineRequest, Generated
 from stepwell.engines.fleet import EngineFleet, MakeRequest
 from stepwell.engines.replica import EngineReplica
@@ -15,7 +14,7 @@ from stepwell.steps.step import JsonObject
 
 
 def make_engine(address: str = "http://e", *, weight_versions: bool = True) -> EngineReplica:
-    http = EngineHttp(cast("aiohttp.ClientSession", None), address)
+    http = EngineHttp(EngineConnections(), address)
     engine = EngineReplica(http, [VllmEngine()], lambda: None)
     engine.facts = EngineFacts(
         token_ids=True, generate=True, derender=True, reports_version=True, weight_versions=weight_versions
@@ -25,7 +24,7 @@ def make_engine(address: str = "http://e", *, weight_versions: bool = True) -> E
 
 @dataclass
 class ScriptedBody:
-    """As much of aiohttp's response as is looked at."""
+    """As much of an engine's reply as is looked at."""
 
     body: bytes
     status: int = 200
@@ -62,4 +61,4 @@ class ScriptedEngines(EngineFleet):
 
     async def _send(self, make_request: MakeRequest, sticky: str = "", *, samples: bool = True) -> EngineReply:
         self.sent.append(make_request(self.engine))
-        return EngineReply(self.engine, cast("aiohttp.ClientResponse", self.answers.pop(0)), None)
+        return EngineReply(self.engine, cast("HttpReply", self.answers.pop(0)), None)

@@ -132,6 +132,8 @@ class Bridge:
 
     def note(self, plan: PromptPlan, steps: Sequence[Step]) -> None:
         """Remember the steps of a call, before its agent can continue them."""
+        if not plan.can_be_continued:
+            return
         if steps:
             self._prove(plan, steps[0].prompt_ids)
         for step in steps:

@@ -97,7 +97,8 @@ def repair_messages(messages: object) -> int:
         if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
             raise BadRequest("every message must be an object with a role")
         if role == "assistant":
-            copy_reasoning(message)
+            if "reasoning" in message or "reasoning_content" in message:
+                copy_reasoning(message)
             if calls := message.get("tool_calls"):
                 malformed += _repair_calls(calls)
     return malformed

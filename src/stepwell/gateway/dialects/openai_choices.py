@@ -230,12 +230,10 @@ class ChoicesStream:
             self._take_prompt(chunk, prompt_ids)
         if not choices:
             return None if self.is_aborted else chunk
-        kept = [piece for piece in choices if self._read_piece(piece)]
-        if len(kept) < len(choices):
-            if not kept:
-                return None
-            chunk["choices"] = kept
-        return chunk
+        if len(choices) == 1:  # the usual case
+            return chunk if self._read_piece(choices[0]) else None
+        chunk["choices"] = [piece for piece in choices if self._read_piece(piece)]
+        return chunk if chunk["choices"] else None
 
     def _read_head(self, chunk: dict[str, Any]) -> None:
         self.head = {name: value for name, value in chunk.items() if name not in NOT_IN_HEAD}
@@ -261,7 +259,7 @@ class ChoicesStream:
             if finish == ABORT:
                 return False
         delta = piece.get("delta")
-        choice.note(delta if isinstance(delta, dict) else {"content": piece.get("text")})
+        choice.note(delta if type(delta) is dict else {"content": piece.get("text")})
         if not self._keep_ids:
             self._engine.hide_tokens(piece)
         return True

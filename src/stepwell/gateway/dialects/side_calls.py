@@ -107,8 +107,10 @@ def side_call_kind(texts: PromptTexts, max_tokens: int, header: str | None, *, b
         return _kind_from_header(header)
     if not by_text:
         return None
-    system = CLAUDE_CODE_FIRST.sub("", texts.system, count=1)
-    return _kind(SYSTEM_RULES, system, max_tokens) or _kind(USER_RULES, texts.user, max_tokens)
+    first = CLAUDE_CODE_FIRST.match(texts.system)
+    return _kind(SYSTEM_RULES, texts.system[first.end() if first else 0 :], max_tokens) or _kind(
+        USER_RULES, texts.user, max_tokens
+    )
 
 
 def _kind_from_header(header: str) -> str | None:

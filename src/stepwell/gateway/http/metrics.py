@@ -140,7 +140,7 @@ class GatewayMetrics:
         )
         self.calls_joined = self._counter("calls_joined", "Repeated calls that got the first one's answer.", "kind")
         self.calls_continued = self._counter("calls_continued", "Generations continued after a weight update.", "kind")
-        self.bridge = self._counter(
+        self.bridge = self._counted(
             "bridge", "Chat calls by how their prompt was made: bridged, or why not.", "outcome"
         )
         self._lag = Histogram(

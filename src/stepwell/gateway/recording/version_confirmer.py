@@ -32,7 +32,9 @@ class VersionConfirmer:
     def note(self, steps: Sequence[Step], engine: EngineReplica) -> None:
         """Remember which engine wrote steps, until their version is confirmed."""
         if engine.facts.weight_versions:
-            self._sampled_by.update((step.uid, engine) for step in steps if not step.version_spans)
+            for step in steps:
+                if not step.version_spans:
+                    self._sampled_by[step.uid] = engine
 
     async def confirm(self, steps: Sequence[Step]) -> list[Step]:
         """The steps with their versions. Each engine is asked once; asking again for the same steps changes nothing."""

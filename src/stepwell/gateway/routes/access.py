@@ -63,8 +63,10 @@ class AccessCheck:
 
     def _agent(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes | None]) -> Caller | None:
         """Who has the key of that trajectory, if anybody has."""
-        agents = (self._keys.agent(header, trajectory_uid, prompt_uid) for header in headers)
-        return next((agent for agent in agents if agent is not None), None)
+        for header in headers:
+            if (agent := self._keys.agent(header, trajectory_uid, prompt_uid)) is not None:
+                return agent
+        return None
 
     def _owner(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes | None]) -> Caller | None:
         """Who opened that trajectory, if a header has its owner's key. Nobody for the prompt_uid of a session: it names
