@@ -26,6 +26,7 @@ from stepwell.pool.api.leasing import (
     merge_ready_groups,
     read_batch_request,
 )
+from stepwell.pool.api.news import SERVING, SYNC, UNSEEN
 from stepwell.pool.api.pacing import Pacing, merge_pacing
 from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, VersionRewards
 from stepwell.pool.api.producing import (
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SERVING_WAIT = 30.0
-"""Seconds that one call waits for a new policy version, or another list of engines."""
 SERVING_RETRY_PAUSE = 1.0
 CHECK_TIMEOUT = 1.0
 REPORT_TIMEOUT = 0.5
@@ -95,6 +94,10 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
         )
         self._serving: Serving | None = None
         self._serving_changed = asyncio.Event()
+        self._sync_expected: bool | None = None
+        """As the pool has last told; None while it tells nothing."""
+        self._reported: tuple[str, str, Mapping[str, int | None]] | None = None
+        """What the shard with this epoch knows of the engines of a gateway."""
         self._versions = VersionDelivery(self.shards, self._note_serving)
         self._last_pacing: dict[tuple[str, str], Pacing] = {}
         """By channel and shard."""
@@ -120,12 +123,17 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
         return (await self.newest_serving()).engines or ()
 
     async def report_engines(self, versions: Mapping[str, int | None]) -> bool | None:
-        if not self._flushes.gateway:
+        gateway, epoch = self._flushes.gateway, "" if self._serving is None else self._serving.epoch
+        if not gateway:
             return None
+        if self._sync_expected is not None and self._reported == (gateway, epoch, versions):
+            return self._sync_expected
         try:
-            return await self._engine_reports().report_engines(self._flushes.gateway, dict(versions))
+            expected = await self._engine_reports().report_engines(gateway, dict(versions))
         except NO_REPORTS:
             return True
+        self._reported = (gateway, epoch, dict(versions))
+        return expected
 
     async def announce_sync(self) -> None:
         """A trainer lives that brings weights to the engines. Call it at least once a minute: as long as it is heard,
@@ -251,14 +259,20 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
 
     async def follow(self) -> None:
         """Keep `serving` up to date, until cancelled. A change arrives as soon as the pool has it."""
-        known: Serving | None = None
-        first_shard = self.shards.at(self.shards.pool, timeout=SERVING_WAIT + self.shards.timeout)
+        seen = dict.fromkeys((SERVING, SYNC), UNSEEN)
         while True:
             try:
-                known = await first_shard.serving(known, SERVING_WAIT)
-                self._note_serving(known)
+                news = await self.shards.news.wait(self.shards.pool, seen)
             except PoolUnavailable:
+                self._sync_expected = None
+                seen[SYNC] = UNSEEN
                 await asyncio.sleep(SERVING_RETRY_PAUSE)
+                continue
+            seen |= {topic: item.revision for topic, item in news.items()}
+            if SERVING in news:
+                self._note_serving(news[SERVING].value)
+            if SYNC in news:
+                self._sync_expected = news[SYNC].value
 
     def _note_serving(self, serving: Serving) -> None:
         """An answer that was on its way while a change was made here may be older than what is known."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
+from stepwell.pool.client.news import NewsClient
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.service import ShardService
@@ -76,6 +77,9 @@ class ShardSet:
         self._plan_changed = asyncio.Event()
         """Replaced with every plan."""
         self._looked_at = 0.0
+        self.told_until = 0.0
+        """Until then a question waits that brings a newer plan."""
+        self.news = NewsClient(self)
         self._looking: asyncio.Task[None] | None = None
         self._pool_uid = ""
         """Of the pool with which it has begun; empty also if that is of a release without uids."""
@@ -85,8 +89,8 @@ class ShardSet:
     async def plan(self, *, timeout: float | None = None) -> PoolPlan:
         """The newest that is known. It may be looked for in the background, so a client that calls it follows."""
         if self._plan is None:
-            self._follow(await self._ask_plan(timeout))
-        elif time.monotonic() > self._looked_at + PLAN_AGE and (self._looking is None or self._looking.done()):
+            self.follow(await self._ask_plan(timeout))
+        elif self._is_old() and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look())
         assert self._plan is not None
         return self._plan
@@ -96,7 +100,7 @@ class ShardSet:
         plan, found = await self.plan(), await self.at(shard, timeout=timeout).plan()
         if found.revision < plan.revision:
             found = await self.at(shard, timeout=timeout).adopt_plan(plan)
-        self._follow(found)
+        self.follow(found)
         return found
 
     async def next_plan(self, timeout: float) -> None:
@@ -156,12 +160,15 @@ class ShardSet:
         finally:
             calling.cancel()
 
+    def _is_old(self) -> bool:
+        return time.monotonic() > max(self._looked_at + PLAN_AGE, self.told_until)
+
     async def _look(self) -> None:
         self._looked_at = time.monotonic()
         with suppress(StepwellError):
-            self._follow(await self._ask_plan(None))
+            self.follow(await self._ask_plan(None))
 
-    def _follow(self, plan: PoolPlan) -> None:
+    def follow(self, plan: PoolPlan) -> None:
         """A plan that is not newer changes nothing."""
         if self._plan is None or plan.revision > self._plan.revision:
             self._plan, self._looked_at = plan, time.monotonic()
