@@ -75,7 +75,7 @@ class ScoringClient(ShardClient):
         """From the first shard that has work. None also if there are other shards by now."""
         deadline = time.monotonic() + timeout
         waits = {asyncio.create_task(self._wait(name, deadline)): name for name in names}
-        plan_changed = asyncio.create_task(self.shards.next_plan(timeout))
+        plan_changed = asyncio.create_task(self.shards.next_plan(None))
         outcomes: list[PoolUnavailable | None] = []
         try:
             while waits and not plan_changed.done():

@@ -103,8 +103,8 @@ class ShardSet:
         self.follow(found)
         return found
 
-    async def next_plan(self, timeout: float) -> None:
-        """Until the plan changes, or for so many seconds."""
+    async def next_plan(self, timeout: float | None) -> None:
+        """Until the plan changes, or for so many seconds if they are given."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._plan_changed.wait()

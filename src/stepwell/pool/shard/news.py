@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.leasing import ReadyCounts
 from stepwell.pool.api.news import CHANGES, PLAN, SERVING, SYNC, UNSCORED, News, NewsItem, Revision, Seen, ready_topic
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class NewsBoard:
                 news = self._since(seen)
             return news
         finally:
-            if self._questions[asker] is question:
+            if self._questions.get(asker) is question:
                 del self._questions[asker]
             for topic in seen:
                 self._by_topic[topic].discard(question)
@@ -114,12 +115,12 @@ class ShardNews(NewsBoard):
         if self._is_new(CHANGES, state.change_log.last_position):
             self.post(CHANGES)
         for name, channel in state.channels.items():
-            if self._is_new(topic := ready_topic(name), counts := channel.ready_counts()):
+            if self._is_new(topic := ready_topic(name), counts := channel.ready_counts(), ReadyCounts()):
                 self.post(topic, counts)
         return self._number > number
 
-    def _is_new(self, topic: str, mark: object) -> bool:
-        before = self._marks.get(topic)
+    def _is_new(self, topic: str, mark: object, first: object = None) -> bool:
+        before = self._marks.get(topic, first)
         self._marks[topic] = mark
         return mark is not before and mark != before
 
