@@ -13,6 +13,7 @@ import pytest
 import ray
 
 from stepwell.errors import PoolUnavailable, RayUnreachable, UnknownTrajectory
+from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import ActorAway, ActorFailed
@@ -67,13 +68,14 @@ async def test_a_pool_is_used_through_the_link_as_it_is_directly(link: RayLink, 
 async def test_a_call_in_flight_is_repeated_after_the_link_was_killed(link: RayLink, namespace: str) -> None:
     await asyncio.to_thread(start_pool, PoolPlan(), namespace)
     client = PoolClient("data_pool", namespace, transport=link)
-    known = await client.shards.at("data_pool").serving()
-    change = asyncio.create_task(client.shards.at("data_pool").serving(known, 60.0))
+    shard = client.shards.at("data_pool", timeout=60.0)
+    known = (await shard.wait_news("test", {SERVING: UNSEEN}, 0.0))[SERVING].revision
+    change = asyncio.create_task(shard.wait_news("test", {SERVING: known}, 60.0))
     await until(lambda: bool(link.waiting), "the call to be in flight")
     os.kill(link_pid(link), signal.SIGKILL)
     await until(lambda: not link.is_joined, "the loss to be noticed")
     await client.set_policy_version(7)
-    assert (await change).policy_version == 7
+    assert (await change)[SERVING].value.policy_version == 7
     assert link.starts == 2
 
 

@@ -51,7 +51,7 @@ from stepwell.steps.step_filter import StepFilter
 from tests.builders import make_step, new_folder
 
 READS = {
-    *("channels", "channel_of", "holds", "expired_lease", "has_unscored", "oldest_unscored", "has_reward_lease"),
+    *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored", "has_reward_lease"),
     *("under_reward_lease", "being_scored", "stats", "snapshot", "last_snapshot", "is_covered"),
 }
 GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
