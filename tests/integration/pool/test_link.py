@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -18,9 +19,10 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.link import RayLink
+from stepwell.pool.client.link import RayLink, SharedLink
 from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
+from tests.rig.actors import pid_of
 from tests.rig.gateways import free_port
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.waiting import until, wait_until
@@ -77,6 +79,32 @@ async def test_a_call_in_flight_is_repeated_after_the_link_was_killed(link: RayL
     await client.set_policy_version(7)
     assert (await change)[SERVING].value.policy_version == 7
     assert link.starts == 2
+
+
+async def test_processes_that_wait_through_one_link_hear_of_the_shard_that_follows_a_killed_one(
+    ray_cluster: RayCluster, namespace: str, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(start_pool, PoolPlan(), namespace)
+    path = str(tmp_path / "link")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen()
+        links = [RayLink(ray_cluster.address, namespace, listener=listener), SharedLink(path), SharedLink(path)]
+        for link in links:
+            await asyncio.to_thread(link.start)
+        clients = [PoolClient("data_pool", namespace, transport=link) for link in links]
+        following = [asyncio.create_task(client.follow()) for client in clients]
+        await until(lambda: all(client.serving is not None for client in clients), "all to be told", 30)
+        epoch = clients[0].serving.epoch if clients[0].serving else ""
+        await until(lambda: all(link.waiting for link in links), "all to wait", 30)
+        os.kill(await asyncio.to_thread(pid_of, "data_pool", namespace), signal.SIGKILL)
+        await clients[0].set_policy_version(5, check=False)
+        await until(lambda: {client.policy_version for client in clients} == {5}, "all to hear of the version", 60)
+        assert epoch not in {client.serving.epoch for client in clients if client.serving}
+        for task in following:
+            task.cancel()
+        for link in reversed(links):
+            await link.close()
 
 
 async def test_a_link_that_is_silent_is_replaced(ray_cluster: RayCluster, namespace: str) -> None:
