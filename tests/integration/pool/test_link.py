@@ -71,7 +71,7 @@ async def test_a_call_in_flight_is_repeated_after_the_link_was_killed(link: RayL
     await asyncio.to_thread(start_pool, PoolPlan(), namespace)
     client = PoolClient("data_pool", namespace, transport=link)
     shard = client.shards.at("data_pool", timeout=60.0)
-    known = (await shard.wait_news("test", {SERVING: UNSEEN}, 0.0))[SERVING].revision
+    known = (await shard.wait_news("test", {SERVING: UNSEEN}, 30.0))[SERVING].revision
     change = asyncio.create_task(shard.wait_news("test", {SERVING: known}, 60.0))
     await until(lambda: bool(link.waiting), "the call to be in flight")
     os.kill(link_pid(link), signal.SIGKILL)

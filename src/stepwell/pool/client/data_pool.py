@@ -262,7 +262,7 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
         seen = dict.fromkeys((SERVING, SYNC), UNSEEN)
         while True:
             try:
-                news = await self.shards.news.wait(self.shards.pool, seen)
+                news = await self.shards.wait_news(self.shards.pool, seen)
             except PoolUnavailable:
                 self._sync_expected = None
                 seen[SYNC] = UNSEEN

@@ -194,7 +194,7 @@ class _Fetch:
         if name in self._summaries:
             revision = self._counts[name].revision if name in self._counts else self._summaries[name].revision
         try:
-            news = await self._shards.news.wait(name, {topic: revision})
+            news = await self._shards.wait_news(name, {topic: revision})
             self._counts |= {name: news[topic]} if topic in news else {}
         except PoolUnavailable:
             self._forget(name)

@@ -8,15 +8,10 @@
 
 import asyncio
 import random
-import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from stepwell.pool.api.news import PLAN, UNSEEN, News, Revision, Seen, WaitNews
-
-if TYPE_CHECKING:
-    from stepwell.pool.client.shards import ShardSet
+from stepwell.pool.api.news import UNSEEN, News, Revision, Seen, WaitNews
 
 NEWS_WAIT = 50.0
 """Seconds that a question waits for news, give or take a fifth, so that those of many processes do not come at once."""
@@ -92,39 +87,6 @@ class SharedQuestion:
                 del self._waiting[asker]
                 dealt |= {topic: item.revision for topic, item in own.items()}
         return dealt
-
-
-class NewsClient:
-    """News of the shards of a pool. While something waits at the first shard, the plan is followed too."""
-
-    def __init__(self, shards: "ShardSet") -> None:
-        self._shards = shards
-        self._questions: dict[str, SharedQuestion] = {}
-        """By shard."""
-        self._plan_seen = UNSEEN
-
-    async def wait(self, shard: str, seen: Seen, timeout: float = NEWS_WAIT) -> News:
-        """As soon as one of the topics is not as it was seen; nothing after `timeout`. PoolUnavailable if the shard is
-        away."""
-        question = self._questions.get(shard)
-        if question is None:
-            question = self._questions[shard] = SharedQuestion(lambda *asked: self._ask(shard, *asked))
-        return await question.wait(uuid4().hex, seen, timeout)
-
-    async def _ask(self, shard: str, asker: str, seen: Seen, timeout: float) -> News:
-        calls = self._shards.at(shard, timeout=timeout + self._shards.timeout, await_restart=False)
-        if shard != self._shards.pool:
-            return await calls.wait_news(asker, seen, timeout)
-        self._shards.told_until = until = time.monotonic() + timeout
-        try:
-            news = dict(await calls.wait_news(asker, {**seen, PLAN: self._plan_seen}, timeout))
-        finally:
-            if self._shards.told_until == until:
-                self._shards.told_until = 0.0
-        if (item := news.pop(PLAN, None)) is not None:
-            self._plan_seen = item.revision
-            self._shards.follow(item.value)
-        return news
 
 
 def _oldest(one: Revision, other: Revision) -> Revision:

@@ -105,7 +105,7 @@ class ScoringClient(ShardClient):
             failure = None
             try:
                 seen = {UNSCORED: self._empty.get(name, UNSEEN)}
-                news = await self.shards.news.wait(name, seen, max(0.0, deadline - time.monotonic()))
+                news = await self.shards.wait_news(name, seen, max(0.0, deadline - time.monotonic()))
                 if UNSCORED in news:
                     return news[UNSCORED].revision
             except PoolUnavailable as away:

@@ -7,14 +7,14 @@
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import ReadyCounts
 from stepwell.pool.api.news import CHANGES, PLAN, SERVING, SYNC, UNSCORED, News, NewsItem, Revision, Seen, ready_topic
-
-if TYPE_CHECKING:
-    from stepwell.pool.shard.shard import Shard
+from stepwell.pool.shard.engine_reports import EngineReports
+from stepwell.pool.shard.transactions import ShardTransactions
 
 
 class NewsBoard:
@@ -83,14 +83,14 @@ class NewsBoard:
 class ShardNews(NewsBoard):
     """Posts what has changed in the shard."""
 
-    def __init__(self, shard: "Shard") -> None:
-        super().__init__(shard.epoch)
-        self._shard = shard
-        self._transactions = shard.transactions
+    def __init__(self, epoch: str, transactions: ShardTransactions, engine_reports: EngineReports) -> None:
+        super().__init__(epoch)
+        self._transactions = transactions
+        self._engine_reports = engine_reports
         self._marks: dict[str, object] = {}
         """By topic: what was posted last."""
         self._ticking: asyncio.Task[None] | None = None
-        shard.transactions.after_commit.append(self.look)
+        transactions.after_commit.append(self.look)
 
     async def wait(self, asker: str, seen: Seen, timeout: float) -> News:
         self._transactions.begin()
@@ -103,12 +103,12 @@ class ShardNews(NewsBoard):
 
     def look(self) -> bool:
         """Post what is new. Returns whether there was something."""
-        state, number = self._shard.pool.state, self._number
+        state, number = self._transactions.pool.state, self._number
         if self._is_new(SERVING, state.serving):
-            self.post(SERVING, self._shard.serving)
+            self.post(SERVING, replace(state.serving, epoch=self._epoch))
         if self._is_new(PLAN, self._transactions.plan):
             self.post(PLAN, self._transactions.plan)
-        if self._is_new(SYNC, is_expected := self._shard.engine_reports.is_sync_expected):
+        if self._is_new(SYNC, is_expected := self._engine_reports.is_sync_expected):
             self.post(SYNC, is_expected)
         if self._is_new(UNSCORED, state.offered_for_scoring):
             self.post(UNSCORED)

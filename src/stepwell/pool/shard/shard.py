@@ -21,7 +21,7 @@ class Shard:
         self.epoch = uuid4().hex
         """Another one after each start."""
         self.engine_reports = EngineReports(transactions.monotonic)
-        self.news = ShardNews(self)
+        self.news = ShardNews(self.epoch, transactions, self.engine_reports)
 
     @property
     def serving(self) -> Serving:

@@ -78,7 +78,7 @@ async def settle(counted: CountedQuestions) -> None:
 
 
 async def seen(client: PoolClient, *topics: str) -> dict[str, Revision]:
-    news = await client.shards.news.wait(FIRST, dict.fromkeys(topics, UNSEEN))
+    news = await client.shards.wait_news(FIRST, dict.fromkeys(topics, UNSEEN))
     return {topic: item.revision for topic, item in news.items()}
 
 
@@ -86,8 +86,8 @@ async def test_processes_with_different_interests_share_one_question_and_each_he
     clients: list[PoolClient], counted: CountedQuestions, shard: ShardService
 ) -> None:
     known = await seen(clients[0], SERVING, UNSCORED)
-    gateway = asyncio.create_task(clients[1].shards.news.wait(FIRST, {SERVING: known[SERVING]}))
-    worker = asyncio.create_task(clients[2].shards.news.wait(FIRST, {UNSCORED: known[UNSCORED]}))
+    gateway = asyncio.create_task(clients[1].shards.wait_news(FIRST, {SERVING: known[SERVING]}))
+    worker = asyncio.create_task(clients[2].shards.wait_news(FIRST, {UNSCORED: known[UNSCORED]}))
     await settle(counted)
     assert {SERVING, UNSCORED} <= counted.asked[-1].keys()
     await shard.set_policy_version(3)
@@ -126,10 +126,10 @@ async def test_who_has_seen_less_than_the_others_is_answered_at_once(
     old = await seen(clients[0], SERVING)
     await shard.set_policy_version(2)
     new = await seen(clients[1], SERVING)
-    waiting = asyncio.create_task(clients[1].shards.news.wait(FIRST, new))
+    waiting = asyncio.create_task(clients[1].shards.wait_news(FIRST, new))
     await settle(counted)
     async with asyncio.timeout(5):
-        assert (await clients[0].shards.news.wait(FIRST, old))[SERVING].value.policy_version == 2
+        assert (await clients[0].shards.wait_news(FIRST, old))[SERVING].value.policy_version == 2
     assert not waiting.done()
     waiting.cancel()
 
@@ -141,7 +141,7 @@ async def test_all_who_wait_hear_that_the_shard_is_away_and_of_the_one_that_foll
     following = [asyncio.create_task(client.follow()) for client in clients]
     await until(lambda: {client.policy_version for client in clients} == {9}, "the version to arrive", 5)
     await settle(counted)
-    waits = [asyncio.create_task(client.shards.news.wait(FIRST, await seen(client, SYNC))) for client in clients]
+    waits = [asyncio.create_task(client.shards.wait_news(FIRST, await seen(client, SYNC))) for client in clients]
     await settle(counted)
     pool.transport.services[FIRST] = ShardService(pool.plan, FIRST, recheck_interval=0.01)
     shard._transactions._refusal = "killed"
