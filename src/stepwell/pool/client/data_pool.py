@@ -7,6 +7,7 @@ trainers by `DataPool` (blocking).
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping
@@ -66,6 +67,8 @@ REPORT_WAIT = 5.0
 """Seconds in which gateways must have seen a new version of an engine; they look twice a second. Without any answer in
 this time, versions are not checked."""
 REPORT_PAUSE = 0.1
+ANNOUNCE_INTERVAL = 5.0
+"""Seconds in which a trainer is announced once. A first shard that restarts has not heard of it for so long at most."""
 NO_REPORTS = (PoolUnavailable, ActorFailed)
 """The first shard is away, or of an older release."""
 DELIVERY_LEASE = 60.0
@@ -98,6 +101,7 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
         """As the pool has last told; None while it tells nothing."""
         self._reported: tuple[str, str, Mapping[str, int | None]] | None = None
         """What the shard with this epoch knows of the engines of a gateway."""
+        self._announced_at = -math.inf
         self._versions = VersionDelivery(self.shards, self._note_serving)
         self._last_pacing: dict[tuple[str, str], Pacing] = {}
         """By channel and shard."""
@@ -138,8 +142,11 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
     async def announce_sync(self) -> None:
         """A trainer lives that brings weights to the engines. Call it at least once a minute: as long as it is heard,
         gateways hold calls to engines that wait for weights."""
+        if time.monotonic() < self._announced_at + ANNOUNCE_INTERVAL:
+            return
         with suppress(*NO_REPORTS):
             await self._engine_reports().announce_sync()
+            self._announced_at = time.monotonic()
 
     def _engine_reports(self) -> "ShardService":
         return self.shards.at(self.shards.pool, timeout=REPORT_TIMEOUT)
