@@ -372,6 +372,17 @@ BENCHMARKS: tuple[Benchmark, ...] = (
         minutes=5,
     ),
     Benchmark(
+        name="idle",
+        measures="Messages a second that a shard gets from processes that only wait: machines with gateways, reward "
+        "workers, a trainer, a dashboard; each measured with real shards, and summed up for 200 gateways.",
+        shown=(
+            Shown("the first shard", "idle_first_shard_per_s"),
+            Shown("any other shard", "idle_shard_per_s"),
+            Shown("polls for flushes, besides", "flush_polls_per_s"),
+        ),
+        minutes=6,
+    ),
+    Benchmark(
         name="survival",
         measures="Faults in a real cluster, one row each: lost nodes, heads and disks, cut links, jumping clocks, "
         "killed clients; every call and every step is counted.",

@@ -47,14 +47,14 @@ CONSUMER_CURVES = (
         name="idle_cores",
         unit="cores of the shard, nothing arrives",
         shape=Shape.LINEAR,
-        reason="Each waiting call looks again once a second, because leases and deadlines end by themselves.",
+        reason="A waiting call is a coroutine; measured while each of them looked again once a second.",
     ),
     Curve(
         axis=CONSUMERS,
         name="unready_cpu_ms",
         unit="ms CPU of the shard for a step that makes nothing ready",
         shape=Shape.LINEAR,
-        reason="Each waiting call is woken and looks whether what is ready has changed; it is not answered.",
+        reason="Nobody is woken; measured while each waiting call looked whether what is ready had changed.",
     ),
     Curve(
         axis=CONSUMERS,

@@ -59,7 +59,7 @@ class WaitingFetch:
         try:
             await consumer.fetch_batch(MORE_THAN_COMES, timeout=seconds, lease=60.0)
         except FetchTimeout:
-            calls = link.calls["watch_ready"] + link.calls["take"]
+            calls = sum(link.calls[method] for method in ("wait_news", "peek", "take"))
         waited = time.monotonic() - began
         return {
             "arrivals_per_s": round(await producing / seconds, 1),

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -13,13 +14,15 @@ import pytest
 import ray
 
 from stepwell.errors import PoolUnavailable, RayUnreachable, UnknownTrajectory
+from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.link import RayLink
+from stepwell.pool.client.link import RayLink, SharedLink
 from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
+from tests.rig.actors import pid_of
 from tests.rig.gateways import free_port
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.waiting import until, wait_until
@@ -67,14 +70,41 @@ async def test_a_pool_is_used_through_the_link_as_it_is_directly(link: RayLink, 
 async def test_a_call_in_flight_is_repeated_after_the_link_was_killed(link: RayLink, namespace: str) -> None:
     await asyncio.to_thread(start_pool, PoolPlan(), namespace)
     client = PoolClient("data_pool", namespace, transport=link)
-    known = await client.shards.at("data_pool").serving()
-    change = asyncio.create_task(client.shards.at("data_pool").serving(known, 60.0))
+    shard = client.shards.at("data_pool", timeout=60.0)
+    known = (await shard.wait_news("test", {SERVING: UNSEEN}, 30.0))[SERVING].revision
+    change = asyncio.create_task(shard.wait_news("test", {SERVING: known}, 60.0))
     await until(lambda: bool(link.waiting), "the call to be in flight")
     os.kill(link_pid(link), signal.SIGKILL)
     await until(lambda: not link.is_joined, "the loss to be noticed")
     await client.set_policy_version(7)
-    assert (await change).policy_version == 7
+    assert (await change)[SERVING].value.policy_version == 7
     assert link.starts == 2
+
+
+async def test_processes_that_wait_through_one_link_hear_of_the_shard_that_follows_a_killed_one(
+    ray_cluster: RayCluster, namespace: str, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(start_pool, PoolPlan(), namespace)
+    path = str(tmp_path / "link")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen()
+        links = [RayLink(ray_cluster.address, namespace, listener=listener), SharedLink(path), SharedLink(path)]
+        for link in links:
+            await asyncio.to_thread(link.start)
+        clients = [PoolClient("data_pool", namespace, transport=link) for link in links]
+        following = [asyncio.create_task(client.follow()) for client in clients]
+        await until(lambda: all(client.serving is not None for client in clients), "all to be told", 30)
+        epoch = clients[0].serving.epoch if clients[0].serving else ""
+        await until(lambda: all(link.waiting for link in links), "all to wait", 30)
+        os.kill(await asyncio.to_thread(pid_of, "data_pool", namespace), signal.SIGKILL)
+        await clients[0].set_policy_version(5, check=False)
+        await until(lambda: {client.policy_version for client in clients} == {5}, "all to hear of the version", 60)
+        assert epoch not in {client.serving.epoch for client in clients if client.serving}
+        for task in following:
+            task.cancel()
+        for link in reversed(links):
+            await link.close()
 
 
 async def test_a_link_that_is_silent_is_replaced(ray_cluster: RayCluster, namespace: str) -> None:

@@ -34,11 +34,13 @@ async def test_a_waiting_fetch_costs_at_most_one_call_for_each_group_that_become
     pool = LocalPool(shards=SHARDS, transport=CountingTransport)
     fetching = asyncio.create_task(pool.fetch_batch(ARRIVALS + 1, timeout=60.0, lease=60.0))
     looks = pool.transport.calls
-    await until(lambda: looks["watch_ready"] == 2 * SHARDS, "a first look at each shard, and a call that waits there")
+    asked = SHARDS + 1  # the first shard tells its plan at once, and is asked again
+    await until(lambda: looks["wait_news"] == asked, "a look at each shard, and a question that waits there")
     for n in range(ARRIVALS):
         await pool.register_trajectory(Registration(f"t{n}", f"p{n}", group_size=group_size))
         await pool.submit_steps([make_step(f"t{n}", f"p{n}")])
         await pool.complete_trajectory(f"t{n}", f"p{n}", 1.0)
-    assert looks["watch_ready"] - 2 * SHARDS <= calls_per_arrival * ARRIVALS
+    assert looks["peek"] == SHARDS, "there is never enough"
+    assert looks["wait_news"] - asked <= calls_per_arrival * ARRIVALS
     fetching.cancel()
     await asyncio.gather(fetching, return_exceptions=True)

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from stepwell.common.message_format import message, sent
 from stepwell.errors import BadRequest
+from stepwell.pool.api.news import Revision
 from stepwell.pool.api.producing import TRAIN
 from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.left_out import NOTHING_LEFT_OUT, LeftOutSteps, join_left_out, reorder_groups
@@ -267,11 +268,27 @@ def merge_ready_groups(parts: Iterable[ReadyGroups], missing: tuple[str, ...] = 
 
 
 @message
+class ReadyCounts(NamedTuple):
+    """What a shard has for the consumers of a channel."""
+
+    changes: int = 0
+    """Grows whenever other things are ready, also if they are as many."""
+    groups: int = 0
+    trajectories: int = 0
+    steps: int = 0
+    history: int = 0
+
+    def at_most(self, unit: Unit) -> int:
+        """A consumer gets no more than that."""
+        return {Unit.GROUPS: self.groups, Unit.TRAJECTORIES: self.trajectories, Unit.STEPS: self.steps}[unit]
+
+
+@message
 class ReadySummary(NamedTuple):
     """What a shard could hand out now."""
 
-    state: int
-    """The number of the shard's state that this describes."""
+    revision: Revision
+    """Of the channel's topic (see pool/api/news.py)."""
     ages: list[float]
     """When each ready item was opened, oldest first."""
     nothing_after: float

@@ -7,6 +7,7 @@ trainers by `DataPool` (blocking).
 """
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping
@@ -26,6 +27,7 @@ from stepwell.pool.api.leasing import (
     merge_ready_groups,
     read_batch_request,
 )
+from stepwell.pool.api.news import SERVING, SYNC, UNSEEN
 from stepwell.pool.api.pacing import Pacing, merge_pacing
 from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, VersionRewards
 from stepwell.pool.api.producing import (
@@ -57,8 +59,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SERVING_WAIT = 30.0
-"""Seconds that one call waits for a new policy version, or another list of engines."""
 SERVING_RETRY_PAUSE = 1.0
 CHECK_TIMEOUT = 1.0
 REPORT_TIMEOUT = 0.5
@@ -67,6 +67,8 @@ REPORT_WAIT = 5.0
 """Seconds in which gateways must have seen a new version of an engine; they look twice a second. Without any answer in
 this time, versions are not checked."""
 REPORT_PAUSE = 0.1
+ANNOUNCE_INTERVAL = 5.0
+"""Seconds in which a trainer is announced once. A first shard that restarts has not heard of it for so long at most."""
 NO_REPORTS = (PoolUnavailable, ActorFailed)
 """The first shard is away, or of an older release."""
 DELIVERY_LEASE = 60.0
@@ -95,6 +97,11 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
         )
         self._serving: Serving | None = None
         self._serving_changed = asyncio.Event()
+        self._sync_expected: bool | None = None
+        """As the pool has last told; None while it tells nothing."""
+        self._reported: tuple[str, str, Mapping[str, int | None]] | None = None
+        """What the shard with this epoch knows of the engines of a gateway."""
+        self._announced_at = -math.inf
         self._versions = VersionDelivery(self.shards, self._note_serving)
         self._last_pacing: dict[tuple[str, str], Pacing] = {}
         """By channel and shard."""
@@ -120,18 +127,26 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
         return (await self.newest_serving()).engines or ()
 
     async def report_engines(self, versions: Mapping[str, int | None]) -> bool | None:
-        if not self._flushes.gateway:
+        gateway, epoch = self._flushes.gateway, "" if self._serving is None else self._serving.epoch
+        if not gateway:
             return None
+        if self._sync_expected is not None and self._reported == (gateway, epoch, versions):
+            return self._sync_expected
         try:
-            return await self._engine_reports().report_engines(self._flushes.gateway, dict(versions))
+            expected = await self._engine_reports().report_engines(gateway, dict(versions))
         except NO_REPORTS:
             return True
+        self._reported = (gateway, epoch, dict(versions))
+        return expected
 
     async def announce_sync(self) -> None:
         """A trainer lives that brings weights to the engines. Call it at least once a minute: as long as it is heard,
         gateways hold calls to engines that wait for weights."""
+        if time.monotonic() < self._announced_at + ANNOUNCE_INTERVAL:
+            return
         with suppress(*NO_REPORTS):
             await self._engine_reports().announce_sync()
+            self._announced_at = time.monotonic()
 
     def _engine_reports(self) -> "ShardService":
         return self.shards.at(self.shards.pool, timeout=REPORT_TIMEOUT)
@@ -251,14 +266,20 @@ class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, Forge
 
     async def follow(self) -> None:
         """Keep `serving` up to date, until cancelled. A change arrives as soon as the pool has it."""
-        known: Serving | None = None
-        first_shard = self.shards.at(self.shards.pool, timeout=SERVING_WAIT + self.shards.timeout)
+        seen = dict.fromkeys((SERVING, SYNC), UNSEEN)
         while True:
             try:
-                known = await first_shard.serving(known, SERVING_WAIT)
-                self._note_serving(known)
+                news = await self.shards.wait_news(self.shards.pool, seen)
             except PoolUnavailable:
+                self._sync_expected = None
+                seen[SYNC] = UNSEEN
                 await asyncio.sleep(SERVING_RETRY_PAUSE)
+                continue
+            seen |= {topic: item.revision for topic, item in news.items()}
+            if SERVING in news:
+                self._note_serving(news[SERVING].value)
+            if SYNC in news:
+                self._sync_expected = news[SYNC].value
 
     def _note_serving(self, serving: Serving) -> None:
         """An answer that was on its way while a change was made here may be older than what is known."""

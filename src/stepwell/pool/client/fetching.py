@@ -2,7 +2,8 @@
 
 - A fetch that waits takes nothing. It takes its parts by calls of its own once there are enough, so a consumer that
   dies while it waits gets no batch.
-- Waiting costs a call for each change of what is ready, and one for each shard every few seconds.
+- Waiting costs a call for each change of what is ready. A shard tells how much it has at most: it is asked what that is
+  when it may be enough.
 - A shard that does not answer holds up no other, unless the order is strict: after a moment, groups are taken without
   it. A part whose shard falls silent is looked for elsewhere. If it comes all the same, it is used if it is still
   missing, and put back otherwise. The other parts are kept by heartbeats meanwhile.
@@ -14,9 +15,12 @@ import asyncio
 import heapq
 import time
 from collections import Counter
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count, repeat
 from operator import itemgetter
+from typing import Any
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.api.leasing import (
@@ -28,6 +32,7 @@ from stepwell.pool.api.leasing import (
     new_batch_uid,
     part_lease_uid,
 )
+from stepwell.pool.api.news import UNSEEN, NewsItem, ready_topic
 from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
@@ -38,10 +43,6 @@ LOOK_PATIENCE = 0.25
 """Seconds after which a fetch goes on without the shards that have not answered yet."""
 TAKE_PATIENCE = 0.25
 """Seconds that a shard may take to hand out a part, and then to say anything at all, before it counts as silent."""
-MAX_WAIT = 5.0
-"""Seconds that one call waits for a change. A call that nobody listens to any more ends after that."""
-HISTORY_WAIT = 1.0
-"""The same if part of the batch comes from history, which may grow without a change of what is ready."""
 RETRY_PAUSE = 0.5
 """Seconds until a shard that is away is asked again."""
 
@@ -103,8 +104,10 @@ class _Fetch:
         """How many of each user the parts may have that are taken."""
         self._summaries: dict[str, ReadySummary] = {}
         """What each shard could hand out, as far as it has answered."""
+        self._counts: dict[str, NewsItem] = {}
+        """How much each shard has at most, if that has changed since its summary."""
         self._watches: dict[str, asyncio.Task[None]] = {}
-        """By shard: the call that waits for a change."""
+        """By shard: the call that asks for its summary, or waits for a change."""
         self._late: dict[str, asyncio.Task[None]] = {}
         """By shard: the call that takes a part from it and is not answered yet. Nothing else is taken from it."""
 
@@ -122,6 +125,8 @@ class _Fetch:
 
     async def _fill(self, deadline: float, timeout: float) -> None:
         while self._missing:
+            if not self._tries_each_change and self._may_suffice():
+                await self._look(tuple(self._counts))
             parts = self._choose_parts()
             is_enough = sum(part.count for part in parts.values()) == self._missing
             if is_enough:
@@ -135,8 +140,8 @@ class _Fetch:
             else:
                 await self._await_change(max(0.01, deadline - time.monotonic()))
             self._names = await self._shards.names()
-            for gone in self._summaries.keys() - set(self._names):
-                del self._summaries[gone]
+            for gone in {*self._summaries, *self._counts} - set(self._names):
+                self._forget(gone)
 
     def _has_coordinator(self) -> bool:
         return any(shard == self._coordinator for part in self._parts for shard, _ in part.leases)
@@ -163,38 +168,62 @@ class _Fetch:
         """What these shards could hand out now. A shard that does not say so soon is waited for later."""
         looks = []
         for name in names:
-            self._summaries.pop(name, None)
-            looks.append(self._start_watch(name, 0.0))
+            self._forget(name)
+            looks.append(self._start_watch(name, self._peek(name)))
         if looks:
             done, _ = await asyncio.wait(looks, timeout=LOOK_PATIENCE)
             for look in done:
                 look.result()
 
-    def _start_watch(self, name: str, wait: float) -> asyncio.Task[None]:
+    def _start_watch(self, name: str, call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         if name in self._watches:
             self._watches[name].cancel()
-        watch = asyncio.create_task(self._watch(name, self._summaries.get(name), wait))
-        self._watches[name] = watch
+        watch = self._watches[name] = asyncio.create_task(call)
         return watch
 
-    async def _watch(self, name: str, seen: ReadySummary | None, wait: float) -> None:
-        """What the shard could hand out, as soon as it is not what was `seen`."""
-        shard = self._shards.at(name, timeout=wait + LOOK_TIMEOUT, await_restart=False)
-        try:
+    async def _peek(self, name: str) -> None:
+        """What the shard could hand out now."""
+        shard = self._shards.at(name, timeout=LOOK_TIMEOUT, await_restart=False)
+        with suppress(PoolUnavailable):
             request = limited(replace(self._request, count=self._missing), self._room)
-            self._summaries[name] = await shard.watch_ready(request, seen, wait)
+            self._summaries[name] = await shard.peek(request)
+
+    async def _watch(self, name: str) -> None:
+        """How much the shard has, as soon as that is not what is known."""
+        topic, revision = ready_topic(self._request.channel), UNSEEN
+        if name in self._summaries:
+            revision = self._counts[name].revision if name in self._counts else self._summaries[name].revision
+        try:
+            news = await self._shards.wait_news(name, {topic: revision})
+            self._counts |= {name: news[topic]} if topic in news else {}
         except PoolUnavailable:
-            self._summaries.pop(name, None)
-            if wait:
-                await asyncio.sleep(RETRY_PAUSE)
+            self._forget(name)
+            await asyncio.sleep(RETRY_PAUSE)
+
+    def _forget(self, name: str) -> None:
+        self._summaries.pop(name, None)
+        self._counts.pop(name, None)
+
+    def _may_suffice(self) -> bool:
+        """Shards that have changed may have enough, together with the others."""
+        unit = self._request.unit
+        most = {name: len(summary.ages) for name, summary in self._summaries.items()}
+        for name, item in self._counts.items():
+            most[name] = self._missing if item.value is None else item.value.at_most(unit)
+            if name not in self._summaries:  # what it has of this unit may not be counted before it is asked
+                most[name] = self._missing
+        return bool(self._counts) and sum(most.values()) >= self._missing
 
     async def _await_change(self, timeout: float) -> None:
-        """Until what can be handed out has changed in one of the shards, or a part has come late."""
+        """Until what can be handed out has changed in one of the shards, a part has come late, or there are other
+        shards."""
         for name in self._names:
             if name not in self._watches or self._watches[name].done():
-                self._start_watch(name, min(HISTORY_WAIT if self._tries_each_change else MAX_WAIT, timeout))
-        calls = [*self._watches.values(), *self._late.values()]
+                self._start_watch(name, self._watch(name))
+        plan_changed = asyncio.create_task(self._shards.next_plan(timeout))
+        calls = [*self._watches.values(), *self._late.values(), plan_changed]
         done, _ = await asyncio.wait(calls, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        plan_changed.cancel()
         self._late = {name: taking for name, taking in self._late.items() if taking not in done}
         for call in done:
             call.result()
@@ -215,7 +244,7 @@ class _Fetch:
             return {}
         heard = {name: summary for name, summary in self._summaries.items() if name not in self._late}
         if self._tries_each_change:
-            return dict.fromkeys(heard, BatchPart(self._missing))
+            return dict.fromkeys({*heard, *self._counts} - self._late.keys(), BatchPart(self._missing))
         return oldest_parts(heard, self._missing, self._room)
 
     def _may_miss_oldest(self) -> bool:
@@ -249,7 +278,7 @@ class _Fetch:
                 part = await self._shards.while_it_answers(name, take)
             except PoolUnavailable:
                 self._held.put_back([lease])
-                self._summaries.pop(name, None)
+                self._forget(name)
                 return
         is_wanted = uid == self._uid and wanted.count <= self._missing and self._has_room(wanted)
         if part is None:
@@ -275,6 +304,8 @@ class _Fetch:
         return {name: limited(self._request, part.limit) for name, part in (heard | self._choose_parts()).items()}
 
     async def _give_up(self, timeout: float) -> None:
+        if self._limit is not None:
+            await self._look(tuple(self._counts))
         requests = self._as_limited()
         answer = await self._shards.ask_each(lambda name, shard: shard.waiting_for(requests.get(name, self._request)))
         if len(self._names) == 1:

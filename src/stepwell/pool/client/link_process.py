@@ -85,6 +85,7 @@ class LinkServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until the process at the other end leaves."""
         self._writers.add(writer)
+        questions: set[asyncio.Task[None]] = set()
         writer.writelines(frame(NO_CALL, self._state))
         try:
             while True:
@@ -97,11 +98,16 @@ class LinkServer:
                 answering = asyncio.create_task(self._answer(writer, number, call))
                 self._answering.add(answering)
                 answering.add_done_callback(self._answering.discard)
+                if call.method == "wait_news":
+                    questions.add(answering)
+                    answering.add_done_callback(questions.discard)
         except MalformedMessage as why:
             log.warning("a connection to the link is closed, because what came over it is no call: %s", why)
         except (OSError, asyncio.IncompleteReadError):
             return
         finally:
+            for question in questions:
+                question.cancel()
             self._writers.discard(writer)
             writer.close()
             self._all_left.set()

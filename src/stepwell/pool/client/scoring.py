@@ -9,11 +9,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain, groupby
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import new_reward_lease
+from stepwell.pool.api.news import UNSCORED, UNSEEN, Revision
 from stepwell.pool.api.scoring import Judgement
 from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
 from stepwell.pool.client.shards import RETRY_PAUSE, ShardClient, ShardSet
@@ -21,11 +23,6 @@ from stepwell.steps.columns import unpack
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.pool")
-
-MAX_WAIT = 5.0
-"""Seconds that one call waits for work. A call that nobody listens to any more ends after that."""
-ANSWER_TIMEOUT = 2.0
-"""Seconds that the answer may come after the end of the wait."""
 
 
 class TakeTerms(TypedDict, total=False):
@@ -42,6 +39,8 @@ class ScoringClient(ShardClient):
     def __init__(self, shards: ShardSet, heartbeat_interval: float = HEARTBEAT_INTERVAL) -> None:
         super().__init__(shards)
         self._held = HeldLeases(shards, interval=heartbeat_interval)
+        self._empty: dict[str, Revision] = {}
+        """By shard: the last news of work after which there was none."""
 
     async def take_unscored(
         self, count: int, *, lease: float, timeout: float, by_step: bool = False
@@ -49,8 +48,10 @@ class ScoringClient(ShardClient):
         names = await self.shards.names()
         self._turn = (self._turn + 1) % len(names)
         terms: TakeTerms = {"by_step": True} if by_step else {}
-        taken = await self._take(names[self._turn], count, lease, terms)
-        return taken or await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout, terms)
+        with suppress(PoolUnavailable):
+            if (taken := await self._take(names[self._turn], count, lease, terms)) is not None:
+                return taken
+        return await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout, terms)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         async def give(name: str, own: list[int]) -> list[tuple[int, bool]]:
@@ -71,37 +72,42 @@ class ScoringClient(ShardClient):
     async def _take_first(
         self, names: Sequence[str], count: int, lease: float, timeout: float, terms: TakeTerms
     ) -> tuple[str, list[list[Step]]] | None:
-        """From the first shard that has work."""
+        """From the first shard that has work. None also if there are other shards by now."""
         deadline = time.monotonic() + timeout
-        waits = {asyncio.create_task(self._wait(name, deadline, terms)): name for name in names}
+        waits = {asyncio.create_task(self._wait(name, deadline)): name for name in names}
+        plan_changed = asyncio.create_task(self.shards.next_plan(None))
         outcomes: list[PoolUnavailable | None] = []
         try:
-            while waits:
-                done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                for wait in done:
+            while waits and not plan_changed.done():
+                done, _ = await asyncio.wait({*waits, plan_changed}, return_when=asyncio.FIRST_COMPLETED)
+                for wait in done - {plan_changed}:
                     name, outcome = waits.pop(wait), wait.result()
-                    if outcome is not True:
+                    if not isinstance(outcome, Revision):
                         outcomes.append(outcome)
-                    elif (taken := await self._take(name, count, lease, terms)) is not None:
-                        return taken
-                    else:  # another worker was faster
-                        waits[asyncio.create_task(self._wait(name, deadline, terms))] = name
+                        continue
+                    with suppress(PoolUnavailable):
+                        if (taken := await self._take(name, count, lease, terms)) is not None:
+                            return taken
+                        self._empty[name] = outcome  # another worker was faster
+                    waits[asyncio.create_task(self._wait(name, deadline))] = name
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-        if all(outcomes) and outcomes[0] is not None:
-            raise outcomes[0]
+            calls = (plan_changed, *waits)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        if outcomes and all(outcomes) and not waits:
+            raise next(filter(None, outcomes))
         return None
 
-    async def _wait(self, name: str, deadline: float, terms: TakeTerms) -> Literal[True] | PoolUnavailable | None:
-        """True as soon as that shard has work. At the deadline None, or the failure if the shard was away."""
+    async def _wait(self, name: str, deadline: float) -> Revision | PoolUnavailable | None:
+        """The news that this shard may have work. At the deadline None, or the failure if the shard was away."""
         while True:
-            timeout = min(MAX_WAIT, max(0.0, deadline - time.monotonic()))
             failure = None
             try:
-                if await self.shards.at(name, timeout=timeout + ANSWER_TIMEOUT).wait_unscored(timeout, **terms):
-                    return True
+                seen = {UNSCORED: self._empty.get(name, UNSEEN)}
+                news = await self.shards.wait_news(name, seen, max(0.0, deadline - time.monotonic()))
+                if UNSCORED in news:
+                    return news[UNSCORED].revision
             except PoolUnavailable as away:
                 failure = away
                 await asyncio.sleep(RETRY_PAUSE)
@@ -110,10 +116,7 @@ class ScoringClient(ShardClient):
 
     async def _take(self, name: str, count: int, lease: float, terms: TakeTerms) -> tuple[str, list[list[Step]]] | None:
         lease_uid = new_reward_lease(name)
-        try:
-            columns = await self.shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid, **terms)
-        except PoolUnavailable:
-            return None
+        columns = await self.shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid, **terms)
         if columns is None:
             return None
         with self._held.holding((name, lease_uid)):

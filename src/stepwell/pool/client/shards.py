@@ -13,10 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable, StepwellError
+from stepwell.pool.api.news import PLAN, UNSEEN, News, Seen
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
+from stepwell.pool.client.news import NEWS_WAIT, SharedQuestion
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.service import ShardService
@@ -76,6 +79,11 @@ class ShardSet:
         self._plan_changed = asyncio.Event()
         """Replaced with every plan."""
         self._looked_at = 0.0
+        self._told_until = 0.0
+        """Until then a question waits at the first shard that brings a newer plan."""
+        self._plan_seen = UNSEEN
+        self._questions: dict[str, SharedQuestion] = {}
+        """By shard: what this process waits for."""
         self._looking: asyncio.Task[None] | None = None
         self._pool_uid = ""
         """Of the pool with which it has begun; empty also if that is of a release without uids."""
@@ -86,7 +94,7 @@ class ShardSet:
         """The newest that is known. It may be looked for in the background, so a client that calls it follows."""
         if self._plan is None:
             self._follow(await self._ask_plan(timeout))
-        elif time.monotonic() > self._looked_at + PLAN_AGE and (self._looking is None or self._looking.done()):
+        elif self._is_old() and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look())
         assert self._plan is not None
         return self._plan
@@ -99,8 +107,16 @@ class ShardSet:
         self._follow(found)
         return found
 
-    async def next_plan(self, timeout: float) -> None:
-        """Until the plan changes, or for so many seconds."""
+    async def wait_news(self, shard: str, seen: Seen, timeout: float = NEWS_WAIT) -> News:
+        """As soon as one of the topics is not as it was seen; nothing after `timeout`. PoolUnavailable if the shard is
+        away. While something waits at the first shard, the plan is followed too."""
+        question = self._questions.get(shard)
+        if question is None:
+            question = self._questions[shard] = SharedQuestion(partial(self._ask_news, shard))
+        return await question.wait(uuid4().hex, seen, timeout)
+
+    async def next_plan(self, timeout: float | None) -> None:
+        """Until the plan changes, or for so many seconds if they are given."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._plan_changed.wait()
@@ -155,6 +171,24 @@ class ShardSet:
             return calling.result()
         finally:
             calling.cancel()
+
+    async def _ask_news(self, shard: str, asker: str, seen: Seen, timeout: float) -> News:
+        calls = self.at(shard, timeout=timeout + self.timeout, await_restart=False)
+        if shard != self.pool:
+            return await calls.wait_news(asker, seen, timeout)
+        self._told_until = until = time.monotonic() + timeout
+        try:
+            news = dict(await calls.wait_news(asker, {**seen, PLAN: self._plan_seen}, timeout))
+        finally:
+            if self._told_until == until:
+                self._told_until = 0.0
+        if (item := news.pop(PLAN, None)) is not None:
+            self._plan_seen = item.revision
+            self._follow(item.value)
+        return news
+
+    def _is_old(self) -> bool:
+        return time.monotonic() > max(self._looked_at + PLAN_AGE, self._told_until)
 
     async def _look(self) -> None:
         self._looked_at = time.monotonic()

@@ -19,6 +19,7 @@ from stepwell.pool.api.leasing import (
     Settlement,
     decision_of,
 )
+from stepwell.pool.api.news import ready_topic
 from stepwell.pool.api.preview import ShardPreview
 from stepwell.pool.rules.heartbeats import LeaseHeartbeats
 from stepwell.pool.shard.lease_watch import LeaseWatch
@@ -101,15 +102,6 @@ class ConsumerCalls(ShardCalls):
             self.pool.leasing.check(request)
             return self._summary(request)
 
-    async def watch_ready(self, request: BatchRequest, seen: ReadySummary | None, timeout: float) -> ReadySummary:
-        """What could be handed out, as soon as it differs from `seen`, or after `timeout`. Nothing is taken, so a
-        consumer that dies while it waits takes nothing."""
-        ready = await self.peek(request)
-        if seen is not None and ready[1:] == seen[1:]:
-            await self._transactions.wait_until(lambda: self._ready_differs(request, seen), timeout)
-            ready = await self.peek(request)
-        return ready
-
     async def waiting_for(self, request: BatchRequest) -> str:
         self._transactions.check_open()
         return self.pool.waiting_for(request)
@@ -147,14 +139,11 @@ class ConsumerCalls(ShardCalls):
         async with self._transactions.transaction():
             return self.pool.clear(channel)
 
-    def _ready_differs(self, request: BatchRequest, seen: ReadySummary) -> bool | None:
-        """None if the same could be handed out."""
-        self._transactions.begin()
-        return None if self._summary(request)[1:] == seen[1:] else True
-
     def _summary(self, request: BatchRequest) -> ReadySummary:
         ready, nothing_after = self.pool.ready_items(request), self.pool.nothing_after(request)
-        return ReadySummary(self._transactions.changes, ready.ages, nothing_after, ready.users)
+        self.shard.news.look()
+        revision = self.shard.news.item(ready_topic(request.channel)).revision
+        return ReadySummary(revision, ready.ages, nothing_after, ready.users)
 
     async def _lease_out(
         self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float | None

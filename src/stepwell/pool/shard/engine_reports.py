@@ -12,6 +12,9 @@ from collections.abc import Callable, Collection, Mapping
 ANNOUNCED_FOR = 90.0
 """Seconds. A trainer announces itself each second, but rests up to 60 after failures."""
 
+MOST_REPORTS = 10_000
+"""Of gateways. A gateway reports when its engines have changed, so what one reported counts whenever it lives."""
+
 
 class EngineReports:
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -31,12 +34,15 @@ class EngineReports:
 
     def note(self, gateway: str, versions: Mapping[str, int | None]) -> None:
         """`versions` by the engines' addresses: 0 are the weights that an engine was started with, None is unknown."""
+        self._reports.pop(gateway, None)
         self._reports[gateway] = versions
+        if len(self._reports) > MOST_REPORTS:
+            del self._reports[next(iter(self._reports))]
 
     def why_unreported(self, version: int, living: Collection[str]) -> str | None:
         """Why the policy cannot have this version, with what to do; None if it can. `living` are the gateways."""
-        self._reports = {gateway: told for gateway, told in self._reports.items() if gateway in living}
-        reported = {engine: found for told in self._reports.values() for engine, found in told.items()}
+        told = [versions for gateway, versions in self._reports.items() if gateway in living]
+        reported = {engine: found for versions in told for engine, found in versions.items()}
         known = set(reported.values())
         if not known or None in known or version in known or self.is_sync_expected:
             return None

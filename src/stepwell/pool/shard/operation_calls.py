@@ -43,13 +43,10 @@ class OperationCalls(ShardCalls):
         self._transactions.check_routed(revision)
         if not any(operation.changes for operation in operations):
             return [self._run(operation) for operation in operations]
-        serving = self.pool.state.serving
         async with self._transactions.transaction():
             answers = [self._run(operation) for operation in operations]
         if any(operation.wakes for operation in operations):
             await self._transactions.notify()
-        if self.pool.state.serving is not serving:
-            await self.shard.tell_serving()
         return answers
 
     async def answer(self, *_: object, **__: object) -> NoReturn:

@@ -5,14 +5,13 @@
 - Steps travel packed, in both directions.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from stepwell.pool.api.leasing import Settlement, decision_of
+from stepwell.pool.api.news import News, Seen
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, ShardRewards
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
@@ -22,7 +21,6 @@ from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.consumer_calls import ConsumerCalls
-from stepwell.pool.shard.engine_reports import EngineReports
 from stepwell.pool.shard.forget_calls import ForgetCalls
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.lease_watch import HEARTBEAT_TIMEOUT
@@ -84,10 +82,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
             ask_decision=ask_decision,
         )
         super().__init__(Shard(transactions))
-        transactions.before_commit.append(self._note_unscored)
         self._archive = archive
-        self._has_unscored = asyncio.Event()
-        self._engine_reports = EngineReports(monotonic)
 
     async def plan(self) -> PoolPlan:
         self._transactions.check_open()
@@ -112,20 +107,12 @@ class ShardService(ForgetCalls, ConsumerCalls):
         undecided = sum(coordinator in plan.shard_names()[plan.shards :] for coordinator, _ in decisions)
         return self.pool.ownership.misplaced() + undecided + archives
 
-    # -- reward workers ------------------------------------------------------------------------------------------------
+    async def wait_news(self, asker: str, seen: Seen, timeout: float) -> News:
+        """As soon as one of the topics is not as it was seen; nothing after `timeout`. A later question of the same
+        asker ends the earlier one."""
+        return await self.shard.news.wait(asker, seen, timeout)
 
-    async def wait_unscored(self, timeout: float, by_step: bool = False) -> bool:
-        """True as soon as a trajectory lacks a reward; False after `timeout`."""
-        deadline = time.monotonic() + timeout
-        while True:
-            async with self._transactions.transaction():
-                self.pool.rewards_due.serve(by_step=by_step)
-            left = min(deadline - time.monotonic(), self._transactions.recheck_interval)
-            if self._has_unscored.is_set() or left <= 0:
-                return self._has_unscored.is_set()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._has_unscored.wait()
+    # -- reward workers ------------------------------------------------------------------------------------------------
 
     async def take_unscored(self, count: int, lease: float, lease_uid: str, by_step: bool = False) -> Columns | None:
         """All steps of up to `count` trajectories that lack a reward. Those not judged in `lease` seconds come back."""
@@ -187,7 +174,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         None leaves them as they are."""
         async with self._transactions.transaction():
             self.pool.state.set_policy_version(version, withdrawn)
-        return await self.shard.tell_serving()
+        return self.shard.serving
 
     async def decide_policy(
         self, decision: PolicyDecision, canary: Canary | None, policy_version: int | None
@@ -196,7 +183,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         pool is asked."""
         async with self._transactions.transaction():
             self.pool.decide(decision, canary, policy_version)
-        return await self.shard.tell_serving()
+        return self.shard.serving
 
     async def decisions(self) -> list[PolicyDecision]:
         """About versions of the policy, the oldest first. Only the first shard of a pool has them."""
@@ -227,44 +214,33 @@ class ShardService(ForgetCalls, ConsumerCalls):
         """The channel's calls are answered by this adapter from now on, and its steps age by this version."""
         async with self._transactions.transaction():
             self.pool.state.set_adapter(channel, adapter, version)
-        return await self.shard.tell_serving()
+        return self.shard.serving
 
     async def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> Serving:
         """Engines join and leave. Only the first shard of a pool is asked."""
         async with self._transactions.transaction():
             self.pool.state.change_engines(add, remove)
-        return await self.shard.tell_serving()
+        return self.shard.serving
 
     async def report_engines(self, gateway: str, versions: Mapping[str, int | None]) -> bool:
         """A gateway tells which version each of its engines reports (see EngineReports). True if a trainer lives that
         syncs weights. Only the first shard of a pool is asked."""
         self._transactions.check_open()
-        self._engine_reports.note(gateway, versions)
-        return self._engine_reports.is_sync_expected
+        self.shard.engine_reports.note(gateway, versions)
+        return self.shard.engine_reports.is_sync_expected
 
     async def why_unreported(self, version: int) -> str | None:
         """Why the policy cannot have this version: no engine reports it. Only the first shard of a pool is asked."""
         self._transactions.check_open()
-        return self._engine_reports.why_unreported(version, self.shard.gateways.living())
+        return self.shard.engine_reports.why_unreported(version, self.shard.gateways.living())
 
     async def announce_sync(self) -> None:
         """A trainer lives that syncs weights. Only the first shard of a pool is asked."""
         self._transactions.check_open()
-        self._engine_reports.announce_sync()
+        self.shard.engine_reports.announce_sync()
+        self.shard.news.look()
 
-    async def serving(self, other_than: Serving | None = None, timeout: float = 0.0) -> Serving:
-        """As it is now; with `other_than`, as soon as it differs from that, or after `timeout`."""
-        async with self.shard.serving_changed:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self.shard.serving_changed.wait_for(lambda: self.shard.serving != other_than)
+    async def serving(self) -> Serving:
+        """As it is now."""
         self._transactions.check_open()
         return self.shard.serving
-
-    # -- private -------------------------------------------------------------------------------------------------------
-
-    def _note_unscored(self) -> None:
-        if self.pool.state.has_unscored():
-            self._has_unscored.set()
-        else:
-            self._has_unscored.clear()

@@ -1,6 +1,5 @@
 """What an operation finds where it runs: the pool of one shard, its gateways, and what it tells them."""
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -9,8 +8,10 @@ from uuid import uuid4
 from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.producing import FlushNeeded, RewardGiven
 from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.shard.engine_reports import EngineReports
 from stepwell.pool.shard.gateway_roster import HEARTBEAT, GatewayRoster
 from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.shard.news import ShardNews
 from stepwell.pool.shard.transactions import ShardTransactions
 
 log = logging.getLogger("stepwell.pool")
@@ -24,17 +25,12 @@ class Shard:
         self.gateways = GatewayRoster(self.pool.state.gateways, transactions.monotonic)
         self.epoch = uuid4().hex
         """Another one after each start."""
-        self.serving_changed = asyncio.Condition()
+        self.engine_reports = EngineReports(transactions.monotonic)
+        self.news = ShardNews(self.epoch, transactions, self.engine_reports)
 
     @property
     def serving(self) -> Serving:
         return replace(self.pool.state.serving, epoch=self.epoch)
-
-    async def tell_serving(self) -> Serving:
-        """To those who wait for another one."""
-        async with self.serving_changed:
-            self.serving_changed.notify_all()
-        return self.serving
 
     def attach(self, trajectory_uid: str, gateway: str) -> None:
         """The gateway serves the trajectory."""

@@ -58,10 +58,10 @@ class ShardTransactions:
         self.heartbeat_timeout = heartbeat_timeout
         self.pool = Pool(limits or plan.limits, journal)
         self.pool.state.tombstones.key = plan.uid.encode()
-        self.changes = 0
-        """Counts the changes after which something may have become ready."""
         self.before_commit: list[Callable[[], None]] = []
         """Called whenever the pool may have changed."""
+        self.after_commit: list[Callable[[], object]] = []
+        """Called when what has changed is in the journal."""
         if journal is not None:
             log.info("shard %s restored %s", name, restore_pool(self.pool, journal))
         self._restore_layouts()
@@ -105,10 +105,11 @@ class ShardTransactions:
             await self._commits.committed()
         else:
             self.pool.state.pack_at_rest()
+        for follow in self.after_commit:
+            follow()
 
     async def notify(self) -> None:
         """Wake all calls that wait for a change."""
-        self.changes += 1
         async with self._changed:
             self._changed.notify_all()
 

@@ -45,6 +45,10 @@ class ChangeLog:
         self._read = 0
         """The newest position that a reader has seen."""
 
+    @property
+    def last_position(self) -> int:
+        return self._last
+
     def record(self, trajectory: Trajectory) -> None:
         trajectory.changed_at = self.now
         if trajectory.position <= self._read:

@@ -3,7 +3,7 @@
 import random
 from collections import Counter, deque
 
-from stepwell.pool.api.leasing import Order, Unit
+from stepwell.pool.api.leasing import Order, ReadyCounts, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.stats import ChannelStats
 from stepwell.pool.api.user_share import UserLimit
@@ -52,6 +52,8 @@ class Channel:
         self._by_parts = False
         """Is it consumed by trajectories or steps?"""
         self._random = random.Random(name)
+        self._moves = 0
+        """Counts the groups that left or returned, and those of the history: they may change what a batch can have."""
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -126,6 +128,11 @@ class Channel:
         self._random.setstate(chance)
         return drawn
 
+    def ready_counts(self) -> ReadyCounts:
+        ready = (self.ready, self.ready_trajectories, self.ready_steps)
+        changes = self._moves + sum(queue.changes for queue in ready)
+        return ReadyCounts(changes, *map(len, ready), history=len(self.history))
+
     def stats(self) -> ChannelStats:
         return ChannelStats(
             groups=len(self.groups),
@@ -155,10 +162,12 @@ class ChannelIndex(Channel):
         self.trajectories += len(group.trajectories)
         self.completed += group.completed
         if group.trajectories:
+            self._moves += 1
             self.reindex(group)
 
     def remove(self, group: Group) -> None:
         del self.groups[group.seq]
+        self._moves += 1
         self.by_age.discard(group.key)
         self.producers.remove(group)
         self.ready.discard(group.key)
@@ -261,6 +270,7 @@ class ChannelIndex(Channel):
         if self._limits.history_size == 0:
             return group
         self.history.append(group)
+        self._moves += 1
         return self.history.popleft() if len(self.history) > self._limits.history_size else None
 
     def _show(self, trajectory: Trajectory) -> None:

@@ -19,6 +19,8 @@ K = TypeVar("K", bound=tuple[Any, ...])
 class ReadyQueue(PrioritySet[K]):
     def __init__(self, *, by_user: bool = False) -> None:
         super().__init__()
+        self.changes = 0
+        """How many keys have come and gone so far."""
         self._by_user = by_user
         self._user_of: dict[K, str] = {}
         self._of_nobody: PrioritySet[K] = PrioritySet()
@@ -31,11 +33,13 @@ class ReadyQueue(PrioritySet[K]):
         if self._by_user and (key not in self or self._user_of.get(key, "") != user):
             self._leave_user(key)
             self._join_user(key, user)
+        self.changes += key not in self
         super().add(key)
 
     def discard(self, key: K) -> None:
         if self._by_user:
             self._leave_user(key)
+        self.changes += key in self
         super().discard(key)
 
     def oldest(self, count: int, limit: UserLimit | None = None) -> list[K]:

@@ -29,6 +29,8 @@ class RewardQueue:
     def __init__(self, held: Mapping[str, Trajectory]) -> None:
         self.by_step = False
         """Do the workers judge by step? The last one that asked for work tells."""
+        self.offered = 0
+        """How many trajectories were offered so far; one that is offered again counts again."""
         self._held = held
         self._waiting: PrioritySet[tuple[int, int, int, str]] = PrioritySet()
         self._keys: dict[str, tuple[int, int, int, str]] = {}
@@ -82,6 +84,7 @@ class RewardQueue:
             self.withdraw(uid)
             self._keys[uid] = trajectory.key
             self._waiting.add(trajectory.key)
+            self.offered += 1
         elif not is_offered:
             self.withdraw(uid)
 

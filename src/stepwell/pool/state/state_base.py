@@ -119,8 +119,10 @@ class StateBase:
         first = self._expiry.first()
         return self.leases[first[1]] if first is not None and first[0] <= self.pool_time else None
 
-    def has_unscored(self) -> bool:
-        return len(self._rewards) > 0
+    @property
+    def offered_for_scoring(self) -> int:
+        """Grows with every trajectory that is offered to reward workers."""
+        return self._rewards.offered
 
     def oldest_unscored(self, count: int) -> list[Trajectory]:
         return self._rewards.oldest(count)

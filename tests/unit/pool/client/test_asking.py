@@ -8,6 +8,7 @@ import pytest
 
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest, PoolUnavailable
+from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute, TrajectoryOperation
 from stepwell.pool.shard.shard import Shard
@@ -103,12 +104,13 @@ class Unfinished(TrajectoryOperation[str]):
 async def test_whoever_waits_for_what_serves_a_channel_is_woken_by_the_operation_that_changes_it() -> None:
     pool = LocalPool()
     shard = pool.transport.services[pool.plan.name]
-    waiting = asyncio.create_task(shard.serving(await shard.serving(), timeout=30.0))
+    (known,) = (await shard.wait_news("test", {SERVING: UNSEEN}, 0.0)).values()
+    waiting = asyncio.create_task(shard.wait_news("test", {SERVING: known.revision}, 30.0))
     await asyncio.sleep(0)
     paused = await pool.ask(PauseChannel("train", True))
     assert paused.channel("train").paused
     async with asyncio.timeout(5):
-        assert await waiting == paused
+        assert (await waiting)[SERVING].value == paused
 
 
 async def test_an_operation_waits_no_longer_than_it_is_given() -> None:

@@ -95,8 +95,8 @@ async def test_a_new_policy_version_reaches_a_follower_at_once(client: LocalPool
     following.cancel()
 
 
-class HeldServing(LocalTransport):
-    """Answers to `serving` are on their way until they are let through."""
+class HeldNews(LocalTransport):
+    """Answers of news are on their way until they are let through."""
 
     def __init__(self, services: dict[str, ShardService]) -> None:
         super().__init__(services)
@@ -104,7 +104,7 @@ class HeldServing(LocalTransport):
 
     async def call(self, shard: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         answer = await super().call(shard, method, args, kwargs)
-        if method == "serving":
+        if method == "wait_news":
             self.held.append(asyncio.Event())
             await self.held[-1].wait()
         return answer
@@ -119,7 +119,7 @@ async def let_through(client: LocalPool) -> None:
 
 
 async def test_an_answer_that_was_on_its_way_does_not_undo_a_newer_change() -> None:
-    client = LocalPool(transport=HeldServing)
+    client = LocalPool(transport=HeldNews)
     following = asyncio.create_task(client.follow())
     await until(lambda: client.transport.held != [], "an answer on its way")
     await client.change_engines(add=("http://a",))
@@ -134,7 +134,7 @@ async def test_an_answer_that_was_on_its_way_does_not_undo_a_newer_change() -> N
 
 
 async def test_a_change_of_the_version_does_not_hide_a_change_of_the_engines() -> None:
-    client, service = LocalPool(transport=HeldServing), "data_pool"
+    client, service = LocalPool(transport=HeldNews), "data_pool"
     following = asyncio.create_task(client.follow())
     await until(lambda: client.transport.held != [], "an answer on its way")
     await client.transport.services[service].change_engines(("http://a",), ())

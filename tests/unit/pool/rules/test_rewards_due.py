@@ -70,7 +70,7 @@ def test_where_no_reward_is_required_nothing_is_offered_or_kept_for_it() -> None
     p = EasyPool(Limits())
     p.rollout("t", "p", None)
     assert p.take_unscored() == []
-    assert not p.state.has_unscored()
+    assert p.state.oldest_unscored(1) == []
 
 
 def test_a_score_becomes_the_rollouts_reward_with_its_source_revision_and_reasons() -> None:

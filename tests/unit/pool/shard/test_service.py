@@ -9,6 +9,7 @@ import pytest
 from stepwell.errors import Conflict, FetchTimeout, UnknownTrajectory
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import BatchRequest, Settlement
+from stepwell.pool.api.news import SERVING, UNSCORED, UNSEEN
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import (
     EndResult,
@@ -121,25 +122,27 @@ async def test_a_fetch_that_times_out_says_what_is_missing(clock: Clock) -> None
 
 async def test_a_trajectory_whose_scoring_lease_ends_is_offered_again(clock: Clock) -> None:
     service = make_service(clock, require_reward=True)
-    assert not await service.wait_unscored(0.0)
     await rollout(service, reward=None)
+    seen = {UNSCORED: (await service.wait_news("worker", {UNSCORED: UNSEEN}, 0.0))[UNSCORED].revision}
     assert await service.take_unscored(1, 10.0, "lease") is not None
-    assert not await service.wait_unscored(0.0)
-    waiting = asyncio.create_task(service.wait_unscored(30.0))
+    assert await service.wait_news("worker", seen, 0.0) == {}
+    waiting = asyncio.create_task(service.wait_news("worker", seen, 30.0))
     await asyncio.sleep(0)
     clock.now += 11.0
-    assert await waiting
+    assert UNSCORED in await waiting
 
 
 async def test_a_new_policy_version_ends_the_wait_for_it(clock: Clock) -> None:
     service = make_service(clock)
-    known = await service.serving()
-    assert await service.serving(other_than=known, timeout=0.0) == known
-    waiting = asyncio.create_task(service.serving(other_than=known, timeout=30.0))
+    known = (await service.wait_news("gateway", {SERVING: UNSEEN}, 0.0))[SERVING]
+    assert known.value == await service.serving()
+    assert await service.wait_news("gateway", {SERVING: known.revision}, 0.0) == {}
+    waiting = asyncio.create_task(service.wait_news("gateway", {SERVING: known.revision}, 30.0))
     await asyncio.sleep(0)
-    assert await service.set_policy_version(3) == await waiting
-    assert (await waiting).policy_version == 3
-    assert known.is_older_than(await waiting)
+    newer = await service.set_policy_version(3)
+    assert (await waiting)[SERVING].value == newer
+    assert newer.policy_version == 3
+    assert known.value.is_older_than(newer)
 
 
 async def test_the_list_of_engines_is_in_the_order_of_joining_and_survives_a_restart(
@@ -149,10 +152,8 @@ async def test_the_list_of_engines_is_in_the_order_of_joining_and_survives_a_res
     service = make_service(clock, journal)
     assert (await service.serving()).engines is None, "no one has named an engine"
     await service.change_engines(("http://a", "http://b"), ())
-    waiting = asyncio.create_task(service.serving(other_than=await service.serving(), timeout=30.0))
-    await asyncio.sleep(0)
     await service.change_engines(("http://c", "http://b"), ("http://a",))
-    assert (await waiting).engines == ("http://b", "http://c")
+    assert (await service.serving()).engines == ("http://b", "http://c")
     await service.set_policy_version(4)
     before = await service.serving()
     journal.store.close()
