@@ -22,7 +22,7 @@ from stepwell.pool.client.network_link import NetworkLink
 from stepwell.pool.shard.actor import start_pool
 from tests.integration.dashboard.client import BEARER, KEY, eventually, get, known
 from tests.rig.gateways import served_process
-from tests.rig.network_links import ServedLink, served_link
+from tests.rig.network_links import ServedLink, make_link_files, served_link
 from tests.rig.network_namespace import NetworkNamespace, can_make_namespaces, network_namespace
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.waiting import answers, until, wait_until
@@ -88,7 +88,7 @@ async def test_calls_are_repeated_after_the_links_process_was_killed(
 
 
 async def test_a_link_that_is_killed_frees_its_port_although_clients_are_connected(
-    listening_link: ServedLink, ray_cluster: RayCluster, namespace: str, tmp_path: Path
+    listening_link: ServedLink,
 ) -> None:
     link = link_client(listening_link)
     await asyncio.to_thread(link.start)
@@ -102,9 +102,7 @@ async def test_a_link_that_is_killed_frees_its_port_although_clients_are_connect
     await link.close()
 
 
-def test_a_wrong_secret_ends_a_dashboard_with_one_clear_line(
-    listening_link: ServedLink, namespace: str, tmp_path: Path
-) -> None:
+def test_a_wrong_secret_ends_a_dashboard_with_one_clear_line(listening_link: ServedLink, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.write_text("x" * 64)
     wrong.chmod(0o600)
@@ -125,14 +123,13 @@ def test_a_wrong_secret_ends_a_dashboard_with_one_clear_line(
         ({"listen": "192.0.2.1:1"}, "cannot listen on 192.0.2.1:1"),
     ],
 )
-def test_a_link_that_would_be_unsafe_does_not_start(
-    listening_link: ServedLink, change: Mapping[str, object], why: str, tmp_path: Path
-) -> None:
+def test_a_link_that_would_be_unsafe_does_not_start(change: Mapping[str, object], why: str, tmp_path: Path) -> None:
     (tmp_path / "short").write_text("short")
     (tmp_path / "short").chmod(0o600)
     (tmp_path / "open").write_text("x" * 64)
     (tmp_path / "open").chmod(0o644)
-    flags = {"listen": "127.0.0.1:1", "ray_address": "127.0.0.1:1", **listening_link.files.server_flags, **change}
+    files = make_link_files(tmp_path / "link")
+    flags = {"listen": "127.0.0.1:1", "ray_address": "127.0.0.1:1", **files.server_flags, **change}
     ended = stepwell("link", flags, cwd=tmp_path)
     assert ended.returncode == 1
     assert why in ended.stderr
@@ -149,8 +146,10 @@ def test_an_atropos_server_hands_out_batches_over_a_link(
     listening_link: ServedLink, namespace: str, tmp_path: Path
 ) -> None:
     start_pool(PoolPlan(shards=2), namespace)
-    with served_process("stepwell", "atropos", flags=listening_link.client_flags, log=tmp_path / "log") as server:
-        client = httpx.Client(base_url=server.url, timeout=60)
+    with (
+        served_process("stepwell", "atropos", flags=listening_link.client_flags, log=tmp_path / "log") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
         trainer = {
             "wandb_group": "",
             "wandb_project": "",
@@ -222,11 +221,8 @@ async def test_a_gateway_and_a_dashboard_on_a_machine_without_ray_record_complet
             return stack.enter_context(started)
 
         engine = stack.enter_context(engine_inside(inside, tmp_path / "engine"))
-        keys = tmp_path / "environment"
-        keys.touch()
         gateway_url, dashboard_url = (f"http://{inside.inside}:{port}" for port in (GATEWAY_PORT, DASHBOARD_PORT))
-        common = {"host": inside.inside, "insecure": True, "tokenizer_path": tiny_model, **link.client_flags}
-        common = {name: value for name, value in common.items() if value is not True}
+        common = {"host": inside.inside, "tokenizer_path": tiny_model, **link.client_flags}
         with environment(STEPWELL_GATEWAY_CONTROL_KEYS=KEY, STEPWELL_DASHBOARD_CONTROL_KEYS=KEY):
             gateway = await asyncio.to_thread(
                 start,
@@ -266,7 +262,7 @@ async def test_a_gateway_and_a_dashboard_on_a_machine_without_ray_record_complet
             assert len(view["steps"]) == 2
             assert (await get(page, "status"))["pool_error"] is None
         batch = await PoolClient("data_pool", namespace).fetch_batch(1, timeout=60)
-        assert [step.reward for group in batch.groups() for trajectory in group for step in trajectory] == [1.0, 1.0]
+        assert [step.reward for group in batch.groups() for trajectory in group for step in trajectory] == [None, 1.0]
 
 
 def uses_ray(pid: int) -> bool:
