@@ -1,5 +1,5 @@
-"""A pickle is code for whoever loads it. To every socket on which a process of ours listens, pickles are sent whose loading
-would make a folder: as they are, and framed as the protocol there frames messages. None is loaded, and all goes on.
+"""A pickle is code for whoever loads it. Pickles whose loading would make a folder are sent to every socket on which a
+process of ours listens: as they are, and framed as the protocol there frames messages. None is loaded, and all goes on.
 
 The sockets are found in the processes, so that one that is new is tried too.
 """
@@ -103,9 +103,8 @@ def running(ray_cluster: RayCluster, namespace: str, tiny_model: Path, tmp_path:
 def _port_before_free_ones() -> int:
     while True:
         port = free_port()
-        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
-            with socket.create_server(("127.0.0.1", port + 2)):
-                return port
+        with suppress(OSError), socket.create_server(("", port + 1)), socket.create_server(("", port + 2)):
+            return port
 
 
 def _is_healthy(url: str) -> bool:
@@ -160,7 +159,7 @@ def framed(*parts: bytes) -> bytes:
 
 
 def frames_of(raw: bytes) -> list[bytes]:
-    """As it is; as a line; with lengths of four and eight bytes, in both orders; as a link's message, and inside one."""
+    """As it is; as a line; after lengths of four and eight bytes, in both orders; as a link's message; in one."""
     lengths = [len(raw).to_bytes(size, order) + raw for size in (4, 8) for order in ("little", "big")]
     inside = framed(msgpack.packb([raw, msgpack.ExtType(0, raw)]))
     return [raw, raw + b"\n", *lengths, framed(raw), framed(raw, raw), inside]
@@ -193,9 +192,9 @@ def test_no_process_of_ours_loads_a_pickle_that_comes_over_a_socket(running: Run
     ports = {running.link.port, *(int(url.rpartition(":")[2]) for url in running.urls)}
     tried = set()
     for found in {each.address: each for pid in running.pids for each in listening_sockets(pid)}.values():
-        if joined_ray(found.pid) and found.address not in {("127.0.0.1", port) for port in ports}:
-            if found.family is not socket.AF_UNIX or not str(found.address).endswith("/link"):
-                continue
+        is_ours = found.address[1] in ports or str(found.address).endswith("/link")
+        if joined_ray(found.pid) and not is_ours:
+            continue
         tried.add(found.address)
         for data in (raws[-1], *frames_of(raws[0]), *frames_of(raws[len(raws) // 2])):
             send(found.connect(), data)

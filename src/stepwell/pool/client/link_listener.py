@@ -52,6 +52,8 @@ REFUSAL_PAUSE = 1.0
 LOG_PAUSE = 5.0
 UNANSWERED = 30_000
 """Milliseconds after which the connection to a machine that answers no packet ends."""
+LEFT = "it left before it showed the secret"
+"""As a probe does that looks whether somebody listens."""
 WRONG_SECRET = (
     "the link does not know this secret: --link-secret-file must have a secret that is also in the --secret-file of "
     "`stepwell link`"
@@ -118,7 +120,7 @@ class LinkListener:
         except ssl.SSLError:
             why = "it does not speak TLS 1.3, or does not trust the certificate"
         except (OSError, asyncio.IncompleteReadError):
-            why = "it left before it showed the secret"
+            why = LEFT
         finally:
             self._strangers.pop(asyncio.current_task(), None)  # type: ignore[arg-type]
         if why is None and streams is not None:
@@ -157,7 +159,7 @@ class LinkListener:
     def _refuse(self, why: str, host: str) -> None:
         """A line for the first one, and one for all that follow within some seconds."""
         self.refused[why] += 1
-        if self._logging is None:
+        if self._logging is None and why != LEFT:
             log.warning("a connection of %s to the link is closed: %s", host, why)
             self._logging = asyncio.get_running_loop().call_later(LOG_PAUSE, self._tell, self.refused.total())
 
