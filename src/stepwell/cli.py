@@ -42,6 +42,11 @@ COMMANDS = {
         "agents.foreign.envs_command.run_envs",
     ),
     "dashboard": ("serve the web dashboard", "serving.DashboardSettings", "wiring.dashboard.run_dashboard"),
+    "link": (
+        "let gateways and dashboards on machines without Ray use the DataPool",
+        "serving.LinkSettings",
+        "wiring.link.run_link",
+    ),
     "rewards": (
         "start reward workers on a running Ray cluster",
         "rewards.RewardSettings",

@@ -24,7 +24,9 @@ FLOWS = {
     ("gateway", "vllm", 8001),
     ("dashboard", "gateway", 8100),
     ("head", "redis", 6379),
-    *product(("gateway", "dashboard", "pool-keeper", "head", "pool"), repeat=2),
+    ("gateway", "link", 8300),
+    ("dashboard", "link", 8300),
+    *product(("link", "pool-keeper", "head", "pool"), repeat=2),
 }
 """Who connects to whom: to a port, or between nodes of Ray to any."""
 

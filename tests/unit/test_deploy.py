@@ -35,8 +35,9 @@ Manifest = Mapping[str, Any]
 
 DEPLOY = CHECKOUT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
+LINK_PORT = 8300
 PORTS = {"gateway": 8100, "dashboard": 8200}
-SECRETS = {"control-keys", "ray-token", "redis-password"}
+SECRETS = {"control-keys", "link-secret", "ray-token", "redis-password"}
 
 
 def compose() -> Manifest:
@@ -111,8 +112,10 @@ def test_compose_starts_commands_with_settings_they_take(monkeypatch: pytest.Mon
     for name in ("gateway", "dashboard"):
         env = {key: filled(value) for key, value in services[name]["environment"].items()}
         assert started(services[name]["command"]) == [f"stepwell {name}"]
-        made = settings_of(name, env, monkeypatch).model_dump()
+        settings = settings_of(name, env, monkeypatch)
+        made = settings.model_dump()
         assert made["port"] == PORTS[name]
+        assert getattr(settings, "link", None) == ("link", LINK_PORT)
         assert made["control_keys"] == ("given",)
         assert services[name]["ports"] == [f"127.0.0.1:{PORTS[name]}:{PORTS[name]}"]
         assert made["host"] == "0.0.0.0"
@@ -146,7 +149,7 @@ def test_compose_names_what_it_has() -> None:
     assert env["STEPWELL_GATEWAY_VLLM_ADDRESSES"] == "http://vllm:8001"
     assert "--port=8001" in services["vllm"]["command"]
     assert services["dashboard"]["environment"]["STEPWELL_DASHBOARD_GATEWAYS"] == "http://gateway:8100"
-    assert env["RAY_HEAD"] == "ray:6379"
+    assert services["link"]["environment"]["RAY_HEAD"] == "ray:6379"
     assert "--port=6379" in services["ray"]["command"]
     mounted = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", ())}
     assert mounted == made["volumes"].keys()
@@ -154,6 +157,46 @@ def test_compose_names_what_it_has() -> None:
         assert set(service.get("depends_on", ())) <= services.keys(), name
         if "build" in service:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+
+
+def test_gateways_and_dashboards_have_no_part_in_ray() -> None:
+    services = compose()["services"]
+    for name in ("gateway", "dashboard"):
+        made = container(name)
+        assert made["args"][0] == services[name]["command"][0] == "stepwell"
+        assert not [key for key in services[name]["environment"] if key.startswith("RAY_")]
+        assert not [variable for variable in made["env"] if variable["name"].startswith("RAY_")]
+        assert "ray-token" not in str(dict(pods())[name])
+    assert not [key for key in kube_settings() if key.startswith("RAY_")]
+
+
+def test_a_link_is_started_with_settings_that_it_takes_and_its_clients_find_their_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service, made = compose()["services"]["link"], container("link")
+    env = {key: filled(value) for key, value in service["environment"].items()}
+    for words, given in ((service["command"], env), (made["args"], kube_settings())):
+        assert words[0] == "join-ray"
+        assert started(words) == ["stepwell link"]
+        assert settings_of("link", given, monkeypatch).model_dump()["listen"] == f"0.0.0.0:{LINK_PORT}"
+    assert made["ports"] == [{"name": "link", "containerPort": LINK_PORT}]
+    files = {key: value for key, value in kube_settings().items() if value.startswith("/etc/stepwell/link/")}
+    for name in ("link", "gateway", "dashboard"):
+        (volume,) = [volume for volume in dict(pods())[name]["spec"]["volumes"] if volume["name"] == "link"]
+        there = {
+            item["path"] for source in volume["projected"]["sources"] for item in source["secret"].get("items", ())
+        }
+        there |= {"tls.crt", "tls.key"} if name == "link" else set()
+        named = {value for key, value in files.items() if key.startswith(f"STEPWELL_{name.upper()}_")}
+        assert {f"/etc/stepwell/link/{path}" for path in there} == named, name
+        assert {"name": "link", "mountPath": "/etc/stepwell/link", "readOnly": True} in container(name)["volumeMounts"]
+
+
+def test_the_key_of_the_links_certificate_is_with_the_link_alone() -> None:
+    services = compose()["services"]
+    holders = {name for name, made in services.items() if "link-server" in str(made.get("volumes"))}
+    assert holders == {"link", "link-files"}
+    assert "tls.key" not in str([dict(pods())[name] for name in ("gateway", "dashboard")])
 
 
 def test_the_shards_are_not_the_last_to_get_a_core() -> None:
@@ -192,7 +235,9 @@ def test_kubernetes_starts_commands_with_settings_they_take(monkeypatch: pytest.
         made = container(name)
         env = kube_settings() | {variable["name"]: variable.get("value", "given") for variable in made["env"]}
         assert started(made["args"]) == [f"stepwell {name}"]
-        read = settings_of(name, env, monkeypatch).model_dump()
+        settings = settings_of(name, env, monkeypatch)
+        read = settings.model_dump()
+        assert getattr(settings, "link", None) == (manifest("Service", "link")["metadata"]["name"], LINK_PORT)
         assert read["port"] == PORTS[name] == made["ports"][0]["containerPort"]
         assert read["control_keys"] == ("given",)
         assert read["host"] == "0.0.0.0"
@@ -202,7 +247,12 @@ def test_kubernetes_starts_commands_with_settings_they_take(monkeypatch: pytest.
 
 
 def test_every_setting_is_of_a_command_that_is_started() -> None:
-    assert {re.match(r"STEPWELL_([A-Z]+)_", name)[1] for name in kube_settings()} == {"POOL", "GATEWAY", "DASHBOARD"}  # type: ignore[index]
+    assert {re.match(r"STEPWELL_([A-Z]+)_", name)[1] for name in kube_settings()} == {
+        "POOL",
+        "LINK",
+        "GATEWAY",
+        "DASHBOARD",
+    }  # type: ignore[index]
 
 
 def test_gateways_are_named_as_many_times_as_there_are() -> None:
@@ -247,7 +297,7 @@ def test_volumes_and_secrets_that_are_used_are_there() -> None:
         for variable in made["env"]
         if "valueFrom" in variable
     }
-    assert wanted == SECRETS
+    assert wanted | {"link-secret"} == SECRETS
     written = re.findall(r"(?:'|\\n)([a-z-]+)=%s", (DOCS / "operations" / "deploy.md").read_text())
     assert set(written) == SECRETS
 
@@ -274,7 +324,9 @@ def test_kustomize_lists_every_manifest() -> None:
     files = {file.name for file in (DEPLOY / "kuberay").glob("*.yaml")} - {"kustomization.yaml"}
     assert set(made["resources"]) == files
     assert made["configMapGenerator"] == [{"name": "stepwell", "envs": ["stepwell.env"]}]
-    assert "keys.env" in (DEPLOY / "kuberay" / ".gitignore").read_text()
+    ignored = (DEPLOY / "kuberay" / ".gitignore").read_text().split()
+    generated = [file for made_of in made["secretGenerator"] for file in made_of.get("envs", made_of.get("files"))]
+    assert ignored == generated == ["keys.env", "tls.crt", "tls.key"]
 
 
 def test_manifests_fit_kubernetes_schemas() -> None:

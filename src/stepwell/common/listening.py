@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 from stepwell.errors import BadRequest
 
+LINK = "link://"
+"""Begins the address of a link over the network, where otherwise Ray's stands."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 ALL_ADDRESSES = ("0.0.0.0", "::", "")
 HOST_HEADER = re.compile(rb"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.\-]+?)\.?)(?::\d{1,5})?")
@@ -46,6 +48,17 @@ def require_safe_address(host: str, *, has_keys: bool, insecure: bool, variable:
             f"listening on {host} without keys would let everyone who reaches it do everything: set {variable}, or "
             "listen on 127.0.0.1, or give --insecure if nobody else reaches that address"
         )
+
+
+def read_host_and_port(address: str) -> tuple[str, int]:
+    """Of HOST:PORT or SCHEME://HOST:PORT. ValueError says what is wrong."""
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        if parts.hostname and parts.port and not (parts.path or parts.query or parts.username):
+            return parts.hostname, parts.port
+    except ValueError:
+        pass
+    raise ValueError(f"{address!r} names no host and port; write host:port")
 
 
 class ServedHosts:

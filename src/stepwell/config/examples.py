@@ -32,6 +32,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "stepwell envs run harbor tasks/ --python harbor-env/bin/python --timeout 1800",
     ),
     "dashboard": ("stepwell dashboard --gateways http://127.0.0.1:8100 --tokenizer-path Qwen/Qwen3-0.6B --port 8200",),
+    "link": ("stepwell link --listen 0.0.0.0:8300 --tls-cert cert.pem --tls-key key.pem --secret-file link-secret",),
     "rewards": (
         "stepwell rewards --function my_rewards.py:score --workers 2 --tokenizer-path Qwen/Qwen3-0.6B",
         "stepwell rewards --function math_equal --tokenizer-path Qwen/Qwen3-0.6B",

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, Setting
 
 from stepwell.common.durations import read_duration
 from stepwell.common.input_errors import explain_all
+from stepwell.common.listening import LINK, read_host_and_port
 from stepwell.errors import BadRequest
 
 S = TypeVar("S", bound=BaseSettings)
@@ -27,11 +28,12 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_.\-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A
 METAVARS: Mapping[str, str] = {
     flag: metavar
     for metavar, flags in {
-        "ADDRESS": "--engine --gateway --host --oidc-issuer --public-url --ray-address --url",
+        "ADDRESS": "--engine --gateway --host --listen --oidc-issuer --public-url --ray-address --url",
         "ADDRESSES": "--gateways --vllm-addresses",
         "BYTES": "--max-bytes --min-free-bytes --spool-bytes",
         "CHANNEL=CHOICE": "--sampling",
-        "FILE": "--atropos-state --audit-log --config --keys-file --receipt --spool --state --tls-cert --tls-key",
+        "FILE": "--atropos-state --audit-log --config --keys-file --link-ca-file --link-secret-file --receipt "
+        "--secret-file --spool --state --tls-cert --tls-key",
         "FOLDER": "--out --tokenizer-path",
         "FUNCTION": "--function --redact --reward",
         "HASH": "--seen",
@@ -90,6 +92,12 @@ def _are_names(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _is_ray_or_link(value: str) -> str:
+    if value.startswith(LINK):
+        read_host_and_port(value)
+    return value
+
+
 def _in_seconds(value: object) -> object:
     seconds = read_duration(value) if isinstance(value, str) else None
     return value if seconds is None else seconds
@@ -137,6 +145,13 @@ class PoolSection(RaySection):
 
 
 class ServerSection(PoolSection):
+    ray_address: Annotated[str, AfterValidator(_is_ray_or_link)] = "auto"
+    """Ray's address, host:port; auto is the cluster on this machine. link://host:port is a link that other machines
+    reach (`stepwell link`): then this machine needs no Ray."""
+    link_secret_file: str | None = None
+    """File with the secret of the link that --ray-address names; the first of several is used."""
+    link_ca_file: str | None = None
+    """File with the CA, in PEM, of the certificate of that link; without it, the CAs that this system trusts."""
     control_keys: Listed = ()
     """Keys with full access, separated by commas: the current one first, then older ones. Without a key, access is
     open. Prefer the environment variable: other users can read a command line."""
@@ -161,6 +176,21 @@ class ServerSection(PoolSection):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together: give both, or none for http")
         return self
+
+    @model_validator(mode="after")
+    def _check_link(self) -> Self:
+        if self.link is not None and self.link_secret_file is None:
+            raise ValueError(
+                f"--ray-address {self.ray_address} needs --link-secret-file, with the secret that the link was given"
+            )
+        if self.link is None and (self.link_secret_file or self.link_ca_file):
+            raise ValueError("--link-secret-file and --link-ca-file belong to --ray-address link://host:port")
+        return self
+
+    @property
+    def link(self) -> tuple[str, int] | None:
+        """Host and port of a link over the network."""
+        return read_host_and_port(self.ray_address) if self.ray_address.startswith(LINK) else None
 
     @property
     def scheme(self) -> str:

@@ -1,4 +1,4 @@
-"""The settings of the HTTP servers: `stepwell gateway`, `stepwell atropos` and `stepwell dashboard`."""
+"""The settings of the servers: `stepwell gateway`, `stepwell atropos`, `stepwell dashboard` and `stepwell link`."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from stepwell.common.listening import is_safe_url
-from stepwell.config.sections import Addresses, EngineAddresses, Listed, Section, ServerSection
+from stepwell.common.listening import is_safe_url, read_host_and_port
+from stepwell.config.sections import Addresses, EngineAddresses, Listed, PoolSection, Section, ServerSection
 
 SAMPLING_MODES = AS_ASKED, ON_POLICY, ALL_ON_POLICY = "as_asked", "on_policy", "all_on_policy"
 
@@ -34,6 +34,11 @@ def _are_people(value: tuple[str, ...]) -> tuple[str, ...]:
 def _is_safe(value: str | None) -> str | None:
     if value is not None and not is_safe_url(value):
         raise ValueError(f"{value!r} is not an https address (http is for loopback only)")
+    return value
+
+
+def _is_host_and_port(value: str) -> str:
+    read_host_and_port(value)
     return value
 
 
@@ -123,6 +128,16 @@ class GatewaySettings(ServerSection):
     ones after --port, for /metrics; and each has its own spool and audit log, FILE, FILE-1 and so on."""
 
     @model_validator(mode="after")
+    def _check_reward_worker(self) -> Self:
+        if self.link is not None and self.reward_worker_name is not None:
+            raise ValueError(
+                "--reward-worker-name needs Ray, because reward workers are its actors, and a link leads to the pool "
+                "only: leave it out (`stepwell rewards` scores what is in the pool), or run the gateway on a machine "
+                "of the Ray cluster"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_workers(self) -> Self:
         if self.workers > 1 and self.atropos:
             raise ValueError("--atropos needs one process; with --workers, start `stepwell atropos` besides")
@@ -205,3 +220,22 @@ class DashboardSettings(ServerSection):
                 "logged in is sealed with a secret that is made from them"
             )
         return self
+
+
+class LinkSettings(PoolSection):
+    """Let gateways, dashboards and Atropos servers on machines without Ray use the DataPool, over TLS.
+
+    Run it on a machine of the Ray cluster. Several may run, for the same pool.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="STEPWELL_LINK_")
+
+    listen: Annotated[str, AfterValidator(_is_host_and_port)]
+    """Address to listen on, host:port."""
+    tls_cert: str
+    """File with the certificate, in PEM. Without TLS, whoever sees the network would read the pool's data."""
+    tls_key: str
+    """File with the key of the certificate, in PEM, not encrypted."""
+    secret_file: str
+    """File with the secret that clients must know, of 32 characters or more, which no other user can read; openssl rand
+    -hex 32 makes one. With several, one in each line, each lets in."""

@@ -19,14 +19,12 @@ from stepwell import logs
 from stepwell.common.die_with_parent import set_parent_death_signal
 from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
 from stepwell.config.serving import GatewaySettings
-from stepwell.errors import NotReady, StepwellError
+from stepwell.errors import StepwellError
 from stepwell.pool.client.link import LinkClient, RayLink, SharedLink
-from stepwell.wiring.server_settings import check_listening, url_of
+from stepwell.wiring.pool_access import network_link
+from stepwell.wiring.server_settings import check_listening, listening_socket, url_of
 
 log = logging.getLogger("stepwell")
-
-BACKLOG = 2048
-"""Connections that wait to be accepted."""
 
 
 def run_gateway(settings: GatewaySettings) -> None:
@@ -35,7 +33,7 @@ def run_gateway(settings: GatewaySettings) -> None:
     if settings.workers > 1:
         asyncio.run(_run_workers(settings))
         return
-    link = RayLink(settings.ray_address, settings.ray_namespace)
+    link = network_link(settings) or RayLink(settings.ray_address, settings.ray_namespace)
     link.start()
     _serve("gateway", settings, link)
 
@@ -44,13 +42,13 @@ async def _run_workers(settings: GatewaySettings) -> None:
     spawn = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory(prefix="stepwell-") as folder,
-        _listening(settings.host, settings.port) as shared,
+        listening_socket(settings.host, settings.port) as shared,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
     ):
         path = str(Path(folder) / "link")
         listener.bind(path)
         listener.listen()
-        link = RayLink(settings.ray_address, settings.ray_namespace, listener=listener)
+        link = network_link(settings) or RayLink(settings.ray_address, settings.ray_namespace, listener=listener)
         await asyncio.to_thread(link.start)
         link.keep_running()
         log.info("gateway on %s, %d workers", url_of(settings), settings.workers)
@@ -69,22 +67,14 @@ def _run_worker(settings: GatewaySettings, number: int, path: str, shared: socke
     set_parent_death_signal(parent, signal.SIGTERM)
     logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")
     settings = settings.of_worker(number)
-    link = SharedLink(path)
+    link = network_link(settings) or SharedLink(path)
     try:
         link.start()
-        own = _listening(settings.host, settings.port)
+        own = listening_socket(settings.host, settings.port)
         _serve(f"worker {number} of the gateway", settings, link, Path(path).with_name("engines"), (shared, own))
     except StepwellError as failure:
         log.error("worker %d: %s", number, failure)
         sys.exit(CANNOT_START)
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as failure:
-        raise NotReady(f"cannot listen on {host}:{port}: {failure.strerror}") from None
 
 
 def _serve(

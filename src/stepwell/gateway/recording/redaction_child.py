@@ -5,17 +5,18 @@ reason why there is none, and then answers every list of tasks with a list of fi
 exception. The text of an exception is never sent: it may have what must not be stored.
 """
 
-import pickle
 import socket
 import struct
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
+import msgpack
+
 from stepwell.common.async_calls import is_async
 from stepwell.common.function_loading import load_member
 from stepwell.common.tokenizers import LoadedTokenizer
 from stepwell.errors import BadRequest, StepwellError
-from stepwell.gateway.recording.redaction import FindSpans, SpanFinder, mask_id
+from stepwell.gateway.recording.redaction import FindSpans, RedactionTask, SpanFinder, mask_id
 
 HEADER = struct.Struct("!Q")
 """The length of a message, before it."""
@@ -28,8 +29,13 @@ class RedactionJob(NamedTuple):
 
 
 def framed(message: object) -> bytes:
-    raw = pickle.dumps(message)
+    raw: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
     return HEADER.pack(len(raw)) + raw
+
+
+def unframed(raw: bytes) -> Any:
+    """Of what follows the length. Lists and named tuples come as tuples."""
+    return msgpack.unpackb(raw, use_list=False, unicode_errors="surrogatepass")
 
 
 def load_redaction(name: str) -> FindSpans:
@@ -43,7 +49,7 @@ def load_redaction(name: str) -> FindSpans:
 def main() -> None:
     with socket.socket(fileno=0) as channel, channel.makefile("rb") as stream:
         messages = _read(stream)
-        job: RedactionJob = next(messages)
+        job = RedactionJob(*next(messages))
         try:
             tokenizer = LoadedTokenizer.load(job.tokenizer_path)
             finder, mask = SpanFinder(load_redaction(job.function), tokenizer), mask_id(tokenizer)
@@ -57,14 +63,14 @@ def main() -> None:
 
 def _answer(finder: SpanFinder, tasks: Any) -> object:
     try:
-        return [finder.find(task) for task in tasks]
+        return [finder.find(RedactionTask(*task)) for task in tasks]
     except Exception as failure:  # noqa: BLE001 - it is the user's function
         return type(failure).__name__
 
 
 def _read(stream: IO[bytes]) -> Iterator[Any]:
     while header := stream.read(HEADER.size):
-        yield pickle.loads(stream.read(*HEADER.unpack(header)))
+        yield unframed(stream.read(*HEADER.unpack(header)))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@
 import asyncio
 import logging
 import os
-import pickle
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from stepwell.common.async_calls import in_thread
 from stepwell.common.processes import dying_with_this_process, kill_group
 from stepwell.errors import NotReady
 from stepwell.gateway.recording.redaction import RedactionFound, mask_step, task_of
-from stepwell.gateway.recording.redaction_child import HEADER, RedactionJob, framed
+from stepwell.gateway.recording.redaction_child import HEADER, RedactionJob, framed, unframed
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
@@ -73,7 +72,7 @@ class Redactor:
             raise RedactionFailed(loading or f"{self._job.function} took more than {self._timeout:g} s") from None
         if isinstance(answer, str):
             raise RedactionFailed(f"{self._job.function} failed with {answer}")
-        found: list[RedactionFound] = answer
+        found = [RedactionFound(*each) for each in answer]
         return [mask_step(step, masked, mask) for step, masked in zip(steps, found, strict=True)]
 
     async def run(self) -> None:
@@ -153,7 +152,7 @@ class RedactionProcess:
         self._writer.write(framed(message))
         await self._writer.drain()
         (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-        answer = pickle.loads(await self._reader.readexactly(length))
+        answer = unframed(await self._reader.readexactly(length))
         self.is_idle = True
         return answer
 

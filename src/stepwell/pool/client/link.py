@@ -10,7 +10,6 @@ process that has joined a cluster cannot use the next one at the same address. A
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from stepwell.common.retry import Backoff
 from stepwell.errors import RayUnreachable, StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client.link_ends import LinkEnds, OwnLinkProcess, SharedLinkProcess
@@ -30,33 +30,30 @@ from stepwell.pool.client.link_messages import (
     LinkState,
     PackedMessage,
     frame,
-    open_stream,
     read_frame,
-    read_frame_blocking,
 )
 
 log = logging.getLogger("stepwell.pool")
 
 SILENCE = 20.0
 """Seconds without a word after which a link is killed. On a busy machine, importing Ray takes some of them."""
-RESTART_PAUSE = 1.0
+RESTART_PAUSES = Backoff(first=1.0, longest=1.0)
 HEADLESS_TIMEOUT = 1.0
 """Seconds that a call takes at most while Ray's head is away: an actor that runs answers, for another one Ray waits."""
-FIRST_STATE_TIMEOUT = 60.0
 
 
 class LinkClient:
     """Calls actors by name. Implements ActorTransport; its calls belong to one event loop."""
 
-    def __init__(self, ends: LinkEnds, *, silence: float = SILENCE) -> None:
+    def __init__(self, ends: LinkEnds, *, silence: float = SILENCE, backoff: Backoff = RESTART_PAUSES) -> None:
         self.starts = 0
         """How often it was connected to a process."""
         self._ends = ends
         self._silence = silence
+        self._backoff = backoff
+        """Between two connections."""
         self._state = STARTING
         self._lost_at: float | None = time.monotonic()
-        self._unserved: socket.socket | None = None
-        """A connection that no task serves yet."""
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = count(NO_CALL + 1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -83,15 +80,11 @@ class LinkClient:
 
         RayUnreachable if Ray does not let the link in.
         """
-        self._unserved = self._open()
-        self._unserved.settimeout(FIRST_STATE_TIMEOUT)
-        with contextlib.suppress(OSError):
-            while self._state == STARTING:
-                state: LinkState = read_frame_blocking(self._unserved)
-                if state.is_refused:
-                    self._close()
-                    raise RayUnreachable(state.why)
-                self._note(state)
+        state = self._ends.first_state()
+        if state.is_refused:
+            self._ends.close()
+            raise RayUnreachable(state.why)
+        self._note(state)
 
     async def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.keep_running()
@@ -118,18 +111,19 @@ class LinkClient:
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
-        self._close()
+        self._ends.close()
 
     async def _keep_running(self) -> None:
+        pauses = self._backoff.pauses()
         while True:
             try:
-                end, self._unserved = self._unserved or self._open(), None
+                reader, self._writer = await self._ends.connect()
             except OSError as failure:
                 self._note(LinkState(is_joined=False, why=f"there is no link to Ray: {failure}"))
                 self._opened.set()
-                await asyncio.sleep(RESTART_PAUSE)
+                await asyncio.sleep(next(pauses))
                 continue
-            reader, self._writer = await open_stream(end)
+            self.starts += 1
             self._opened.set()
             try:
                 await self._serve(reader)
@@ -144,9 +138,10 @@ class LinkClient:
             finally:
                 self._writer.close()
                 self._writer = None
-                self._close()
+                self._ends.close()
                 self._fail_calls()
-            await asyncio.sleep(RESTART_PAUSE)
+            pauses = self._backoff.pauses()
+            await asyncio.sleep(next(pauses))
 
     async def _serve(self, reader: asyncio.StreamReader) -> None:
         while True:
@@ -174,25 +169,21 @@ class LinkClient:
             if not answer.done():
                 answer.set_exception(ActorAway(self._state.why))
 
-    def _open(self) -> socket.socket:
-        end = self._ends.open()
-        self.starts += 1
-        return end
-
-    def _close(self) -> None:
-        if self._unserved is not None:
-            self._unserved.close()
-            self._unserved = None
-        self._ends.close()
-
 
 class RayLink(LinkClient):
     """With a process of its own, which other processes may share by connecting to `listener`."""
 
     def __init__(
-        self, address: str, namespace: str, *, listener: socket.socket | None = None, silence: float = SILENCE
+        self,
+        address: str,
+        namespace: str,
+        *,
+        listener: socket.socket | None = None,
+        network: Sequence[str] = (),
+        silence: float = SILENCE,
     ) -> None:
-        self._own = OwnLinkProcess(address, namespace, listener)
+        """`network` are the values of NetworkTerms, for a listener that other machines reach."""
+        self._own = OwnLinkProcess(address, namespace, listener, network)
         super().__init__(self._own, silence=silence)
 
     @property

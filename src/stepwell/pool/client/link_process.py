@@ -1,6 +1,7 @@
 """The process at the other end of a link: it joins Ray, and calls actors for its parent, and for others that connect.
 
-- It ends when its parent and all others have ended. Signals to end are for them; they still drain through the link.
+- It ends when its parent and all others on this machine have ended. Signals to end are for them; they still drain
+  through the link.
 - It ends when Ray's head has lost its state, because it may still reach the actors of before, but not those that
   replace them; and when the Ray node of this machine has ended. Its parent starts another one.
 """
@@ -13,12 +14,16 @@ import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import uvloop
 
+from stepwell import logs
 from stepwell.common.message_codec import MalformedMessage
 from stepwell.errors import BadRequest, RayRefused, RayUnreachable, StepwellError
+from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.client.gathering import GatheringTransport
+from stepwell.pool.client.link_listener import LinkListener, NetworkCalls, NetworkTerms
 from stepwell.pool.client.link_messages import (
     BUFFER,
     NO_CALL,
@@ -51,11 +56,13 @@ LEAVE_TIMEOUT = 3.0
 class LinkServer:
     """Answers the calls of its parent, and of other processes that connect to its listener."""
 
-    def __init__(self, address: str, namespace: str) -> None:
+    def __init__(self, address: str, namespace: str, network: NetworkTerms | None = None) -> None:
+        """With `network`, the listener is one that other machines reach."""
         self._address = address
         self._namespace = namespace
+        self._network = network
         self._state = STARTING
-        self._transport = GatheringTransport(RayTransport(namespace))
+        self._transport: ActorTransport = GatheringTransport(RayTransport(namespace))
         self._answering: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         """One for each process that is connected."""
@@ -67,10 +74,14 @@ class LinkServer:
         """Until the parent and all others have ended, or Ray is lost. Returns whether Ray can be left in order."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         serving = asyncio.create_task(self._serve(*await open_stream(end)))
-        if listener is not None:
-            self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
         using_ray = asyncio.create_task(self._use_ray())
         works = [using_ray, *map(asyncio.create_task, (self._await_leave(serving), self._tell_state()))]
+        if listener is not None and self._network is None:
+            self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
+        elif listener is not None:
+            calls = NetworkCalls(self._network.pool, self._transport)
+            door = LinkListener(self._network, partial(self._serve, transport=calls))
+            works.append(asyncio.create_task(door.run(listener)))
         done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
         for work in done:
             work.result()
@@ -78,11 +89,13 @@ class LinkServer:
 
     async def _await_leave(self, parent: "asyncio.Task[None]") -> None:
         await parent
-        while self._writers:
+        while self._writers and self._network is None:
             self._all_left.clear()
             await self._all_left.wait()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, transport: ActorTransport | None = None
+    ) -> None:
         """Until the process at the other end leaves."""
         self._writers.add(writer)
         questions: set[asyncio.Task[None]] = set()
@@ -95,7 +108,7 @@ class LinkServer:
                 except StepwellError as refusal:
                     writer.writelines(frame(number, LinkAnswer(None, refusal)))
                     continue
-                answering = asyncio.create_task(self._answer(writer, number, call))
+                answering = asyncio.create_task(self._answer(writer, number, call, transport or self._transport))
                 self._answering.add(answering)
                 answering.add_done_callback(self._answering.discard)
                 if call.method == "wait_news":
@@ -112,9 +125,11 @@ class LinkServer:
             writer.close()
             self._all_left.set()
 
-    async def _answer(self, writer: asyncio.StreamWriter, number: int, call: LinkCall) -> None:
+    async def _answer(
+        self, writer: asyncio.StreamWriter, number: int, call: LinkCall, transport: ActorTransport
+    ) -> None:
         try:
-            answered = frame(number, LinkAnswer(await self._transport.call(*call)))
+            answered = frame(number, LinkAnswer(await transport.call(*call)))
         except Exception as failure:  # noqa: BLE001 - the parent gets it
             answered = frame(number, LinkAnswer(None, failure))
         writer.writelines(answered)
@@ -177,18 +192,22 @@ def _addresses() -> tuple[tuple[str, int], tuple[str, int]]:
     return (host, int(port)), (node["NodeManagerAddress"], node["NodeManagerPort"])
 
 
-async def serve(address: str, namespace: str, *ends: socket.socket) -> None:
-    if await LinkServer(address, namespace).run(*ends) and "ray" in sys.modules:
+async def serve(address: str, namespace: str, network: NetworkTerms | None, *ends: socket.socket) -> None:
+    if await LinkServer(address, namespace, network).run(*ends) and "ray" in sys.modules:
         threading.Timer(LEAVE_TIMEOUT, os._exit, (1,)).start()
         sys.modules["ray"].shutdown()
     os._exit(0)  # threads may wait for a head that is away
 
 
 def main() -> None:
-    address, namespace, *descriptors = sys.argv[1:]
+    """The arguments: the address, the namespace, the descriptors of one socket or two, and the values of NetworkTerms
+    if the second one is for other machines."""
+    address, namespace, *more = sys.argv[1:]
+    logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    uvloop.run(serve(address, namespace, *(socket.socket(fileno=int(descriptor)) for descriptor in descriptors)))
+    network = NetworkTerms(*more[2:]) if more[2:] else None
+    uvloop.run(serve(address, namespace, network, *(socket.socket(fileno=int(number)) for number in more[:2])))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from stepwell.common.listening import LINK
 from stepwell.errors import RayRefused, RayUnreachable
 from stepwell.pool.client.cluster_address import AUTO, NAME_IT, cluster_settings
 from stepwell.pool.shard.cluster_watch import listens
@@ -41,6 +42,11 @@ OVERRIDING_SETTINGS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
 
 def join_ray(address: str, namespace: str) -> None:
     """Make this process part of the cluster at `address` (host:port, or "auto" for this user's one on this machine)."""
+    if address.startswith(LINK):
+        raise RayUnreachable(
+            f"{address} is a link, and this command needs Ray itself: run it on a machine of the Ray cluster, with "
+            "--ray-address host:port. Gateways, dashboards and Atropos servers use links"
+        )
     if address == AUTO and not ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
         address = _find_own()  # before Ray is imported: it sets how to join
     import ray
