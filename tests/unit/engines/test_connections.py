@@ -22,7 +22,7 @@ HANG_UP = b""
 
 
 @dataclass
-class ScriptedServer:
+class ScriptedHttpServer:
     answers: Sequence[bytes]
     """To the requests of each connection, one after the other. After the last one, the connection stays open."""
     sends_more: bool
@@ -60,8 +60,8 @@ class ScriptedServer:
 @asynccontextmanager
 async def serving(
     *answers: bytes, more: Sequence[bytes] = (), tls: ssl.SSLContext | None = None
-) -> AsyncIterator[ScriptedServer]:
-    scripted = ScriptedServer(answers, bool(more))
+) -> AsyncIterator[ScriptedHttpServer]:
+    scripted = ScriptedHttpServer(answers, bool(more))
     for part in more:
         scripted.more.put_nowait(part)
     async with await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=tls) as server:
@@ -70,7 +70,7 @@ async def serving(
         yield scripted
 
 
-async def ask(connections: EngineConnections, server: ScriptedServer, body: bytes | None = b"{}") -> bytes:
+async def ask(connections: EngineConnections, server: ScriptedHttpServer, body: bytes | None = b"{}") -> bytes:
     return await (await connections.request(server.url, body)).read()
 
 
