@@ -37,7 +37,7 @@ class UnreadableReply(Exception):
     """What came is not the HTTP that an engine speaks."""
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """A URL as it is asked."""
 
     place: tuple[str, int, bool]
@@ -51,10 +51,10 @@ class HttpReply:
 
     __slots__ = ("_connection", "_failure", "_is_complete", "_parts", "_size", "_waiter", "status", "url")
 
-    def __init__(self, connection: "Connection", url: URL) -> None:
+    def __init__(self, connection: "EngineConnection", url: URL) -> None:
         self.status = 0
         self.url = url
-        self._connection: Connection | None = connection
+        self._connection: EngineConnection | None = connection
         """None once it is free for other requests, or lost."""
         self._parts: list[bytes] = []
         self._size = 0
@@ -126,7 +126,7 @@ class HttpReply:
                 waiter.set_result(None)
 
 
-class Connection(asyncio.Protocol):
+class EngineConnection(asyncio.Protocol):
     """One connection; it belongs to a request, or is idle."""
 
     def __init__(self, owner: "EngineConnections", place: tuple[str, int, bool]) -> None:
@@ -249,8 +249,8 @@ class EngineConnections:
         self._room = asyncio.Semaphore(limit)
         self._connect_timeout = connect_timeout
         self._silence = silence
-        self._all: set[Connection] = set()
-        self._idle: defaultdict[tuple[str, int, bool], list[Connection]] = defaultdict(list)
+        self._all: set[EngineConnection] = set()
+        self._idle: defaultdict[tuple[str, int, bool], list[EngineConnection]] = defaultdict(list)
         """The one that was used last comes last."""
         self._timer: asyncio.TimerHandle | None = None
         self._target = lru_cache(maxsize=TARGETS)(self._read_target)
@@ -291,14 +291,14 @@ class EngineConnections:
         if self._timer is not None:
             self._timer.cancel()
 
-    def keep(self, connection: Connection) -> None:
+    def keep(self, connection: EngineConnection) -> None:
         self._idle[connection.place].append(connection)
 
     def leave(self) -> None:
         """A request is over."""
         self._room.release()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: EngineConnection) -> None:
         """It is lost."""
         self._all.discard(connection)
         idle = self._idle.get(connection.place, [])
@@ -307,7 +307,7 @@ class EngineConnections:
         if not idle:
             self._idle.pop(connection.place, None)
 
-    def _take_idle(self, place: tuple[str, int, bool]) -> Connection | None:
+    def _take_idle(self, place: tuple[str, int, bool]) -> EngineConnection | None:
         idle = self._idle.get(place)
         while idle:
             connection = idle.pop()
@@ -315,13 +315,13 @@ class EngineConnections:
                 return connection
         return None
 
-    async def _connect(self, place: tuple[str, int, bool]) -> Connection:
+    async def _connect(self, place: tuple[str, int, bool]) -> EngineConnection:
         host, port, is_tls = place
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self, place), host, port, ssl=self._tls() if is_tls else None
+                    lambda: EngineConnection(self, place), host, port, ssl=self._tls() if is_tls else None
                 )
         except TimeoutError:
             raise EngineUnreached(f"no connection to {host}:{port} within {self._connect_timeout:g} s") from None
@@ -344,7 +344,7 @@ class EngineConnections:
         pause = min(KEEP_ALIVE, self._silence) / 4
         self._timer = loop.call_later(pause, self._watch) if self._all else None
 
-    def _read_target(self, url: URL) -> Target:
+    def _read_target(self, url: URL) -> RequestTarget:
         if url.host is None or url.port is None:
             raise EngineUnreached(f"{url} names no host")
         host = url.raw_host or ""
@@ -354,7 +354,7 @@ class EngineConnections:
             basic = b64encode(f"{url.user}:{url.password or ''}".encode())
             lines += f"Authorization: Basic {basic.decode()}\r\n"
         place = host, url.port, url.scheme == "https"
-        return Target(place, f"{url.raw_path_qs} HTTP/1.1\r\n{lines}".encode())
+        return RequestTarget(place, f"{url.raw_path_qs} HTTP/1.1\r\n{lines}".encode())
 
 
 def _unreadable(failure: Exception) -> UnreadableReply:

@@ -185,8 +185,8 @@ class LeftOutLog:
                 text = "channel %s: steps are left out of training, as %s; further ones are only counted%s"
                 self._log.warning(text, channel, reason, self._advice)
         recent = self._recent[channel]
-        for reason in reasons:
-            recent[sampling_kind(reason)] += 1
+        for kind in map(sampling_kind, reasons):
+            recent[kind] += 1
         if recent.total() >= self._note_after[channel]:
             if (said := sampling_note(channel, recent)) is not None:
                 self._log.warning("%s", said)

@@ -1,15 +1,18 @@
 """Connections to engines, against a server that sends exactly these bytes."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from yarl import URL
 
 from stepwell.engines.connections import HIGH_WATER, EngineConnections, EngineUnreached, UnreadableReply
 from stepwell.errors import BadRequest
+from tests.rig.certificates import make_certificate
 from tests.rig.waiting import until
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole"
@@ -19,7 +22,7 @@ HANG_UP = b""
 
 
 @dataclass
-class ScriptedServer:
+class ScriptedHttpServer:
     answers: Sequence[bytes]
     """To the requests of each connection, one after the other. After the last one, the connection stays open."""
     sends_more: bool
@@ -55,16 +58,19 @@ class ScriptedServer:
 
 
 @asynccontextmanager
-async def serving(*answers: bytes, more: Sequence[bytes] = ()) -> AsyncIterator[ScriptedServer]:
-    scripted = ScriptedServer(answers, bool(more))
+async def serving(
+    *answers: bytes, more: Sequence[bytes] = (), tls: ssl.SSLContext | None = None
+) -> AsyncIterator[ScriptedHttpServer]:
+    scripted = ScriptedHttpServer(answers, bool(more))
     for part in more:
         scripted.more.put_nowait(part)
-    async with await asyncio.start_server(scripted.serve, "127.0.0.1", 0) as server:
-        scripted.url = URL(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat?a=b")
+    async with await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=tls) as server:
+        scheme, port = "https" if tls else "http", server.sockets[0].getsockname()[1]
+        scripted.url = URL(f"{scheme}://127.0.0.1:{port}/v1/chat?a=b")
         yield scripted
 
 
-async def ask(connections: EngineConnections, server: ScriptedServer, body: bytes | None = b"{}") -> bytes:
+async def ask(connections: EngineConnections, server: ScriptedHttpServer, body: bytes | None = b"{}") -> bytes:
     return await (await connections.request(server.url, body)).read()
 
 
@@ -183,6 +189,20 @@ async def test_an_engine_that_is_not_there_is_unreached() -> None:
         gone = server.url
     with closing(EngineConnections()) as connections, pytest.raises(EngineUnreached, match="Cannot connect to 127"):
         await connections.request(gone, b"{}")
+
+
+async def test_an_engine_behind_tls_must_have_a_certificate_that_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = make_certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate.file, certificate.key)
+    async with serving(WHOLE, tls=tls) as server:
+        with closing(EngineConnections()) as connections, pytest.raises(EngineUnreached, match="self-signed"):
+            await ask(connections, server)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
+        with closing(EngineConnections()) as connections:
+            assert await ask(connections, server, 2**22 * b" ") == b"whole"
 
 
 def test_a_key_with_a_line_break_is_refused() -> None:
