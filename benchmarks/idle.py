@@ -25,7 +25,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.gathering import GatheringTransport
-from stepwell.pool.client.news import NEWS_WAIT
+from stepwell.pool.client.shared_question import NEWS_WAIT
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 
