@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
@@ -25,7 +26,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.gathering import GatheringTransport
-from stepwell.pool.client.news import NEWS_WAIT
+from stepwell.pool.client.shared_question import NEWS_WAIT
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 
@@ -64,7 +65,7 @@ async def gateway(client: PoolClient) -> None:
     async def flush(_: str) -> None:
         return None
 
-    report_engines = lambda: client.report_engines({"http://a": 1})  # noqa: E731
+    report_engines = partial(client.report_engines, {"http://a": 1})
     await asyncio.gather(client.follow(), client.follow_flushes(flush), each_tick(report_engines))
 
 

@@ -329,7 +329,7 @@ def test_a_process_finds_a_class_that_it_has_not_imported_and_imports_nothing_fo
         ("ChannelIfOpen", {"trajectory_uid": 1, "prompt_uid": "p"}),
         ("ChannelIfOpen", {"trajectory_uid": None, "prompt_uid": "p"}),
         ("Registration", {"trajectory_uid": "t", "prompt_uid": "p", "outcome": {"value": 1.0}}),
-        ("ReadySummary", {"state": 1, "ages": [1.0, "x"], "nothing_after": 0.0}),
+        ("ReadySummary", {"revision": 1, "ages": [1.0, "x"], "nothing_after": 0.0}),
         ("BatchRequest", {"count": 1, "channel": "c", "unit": "groups"}),
         ("RecordedTurn", {"uid": "u", "tokens": [1, 2], "finish_reason": None, "lineage": {}}),
         ("Layout", {"revision": 1, "shards": "2"}),

@@ -44,3 +44,23 @@ async def test_a_waiting_fetch_costs_at_most_one_call_for_each_group_that_become
     assert looks["wait_news"] - asked <= calls_per_arrival * ARRIVALS
     fetching.cancel()
     await asyncio.gather(fetching, return_exceptions=True)
+
+
+async def test_the_group_that_completes_a_batch_costs_one_look_before_it_is_taken() -> None:
+    pool = LocalPool(shards=SHARDS, transport=CountingTransport)
+    await finish(pool, "first")
+    fetching = asyncio.create_task(pool.fetch_batch(2, timeout=60.0, lease=60.0))
+    calls = pool.transport.calls
+    await until(lambda: calls["wait_news"] == SHARDS + 1, "a look at each shard, and a question that waits there", 10)
+    calls.clear()
+    await finish(pool, "second")
+    assert sorted((await fetching).columns.prompt_uids) == ["first", "second"]
+    assert calls["peek"] == 1, "only the shard that has changed is asked"
+    assert calls["take"] <= 2
+    assert calls["wait_news"] <= 1
+
+
+async def finish(pool: LocalPool, uid: str) -> None:
+    await pool.register_trajectory(Registration(uid, uid))
+    await pool.submit_steps([make_step(uid, uid)])
+    await pool.complete_trajectory(uid, uid, 1.0)

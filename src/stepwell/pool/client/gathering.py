@@ -15,7 +15,7 @@ from stepwell.common.coalescing import BatchSender
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.news import News, Seen
 from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
-from stepwell.pool.client.news import SharedQuestion
+from stepwell.pool.client.shared_question import SharedQuestion
 from stepwell.pool.shard.operation import Operation
 
 LARGEST_MESSAGE = 4 * 2**20

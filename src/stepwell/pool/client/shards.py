@@ -19,7 +19,7 @@ from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.news import PLAN, UNSEEN, News, Seen
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
-from stepwell.pool.client.news import NEWS_WAIT, SharedQuestion
+from stepwell.pool.client.shared_question import NEWS_WAIT, SharedQuestion
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.service import ShardService

@@ -11,7 +11,7 @@ from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.shard.engine_reports import EngineReports
 from stepwell.pool.shard.gateway_roster import HEARTBEAT, GatewayRoster
 from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.shard.news import ShardNews
+from stepwell.pool.shard.news_board import ShardNews
 from stepwell.pool.shard.transactions import ShardTransactions
 
 log = logging.getLogger("stepwell.pool")

@@ -167,7 +167,7 @@ async def test_a_process_that_has_asked_anew_has_its_earlier_question_ended(coun
 
 async def test_what_is_no_question_is_refused_and_spoils_none(counted: CountedQuestions) -> None:
     link = GatheringTransport(counted)
-    for seen_before in ({SERVING: Revision("", "1")}, {1: UNSEEN}):  # type: ignore[arg-type,dict-item]
+    for seen_before in ({SERVING: Revision("", "1")}, {1: UNSEEN}):  # type: ignore[arg-type]
         with pytest.raises(BadRequest):
             await link.call(FIRST, "wait_news", ("other", seen_before, 30.0), {})
     assert SERVING in await link.call(FIRST, "wait_news", ("gateway", {SERVING: UNSEEN}, 30.0), {})
