@@ -45,7 +45,7 @@ COMMANDS = {
     "link": (
         "let gateways and dashboards on machines without Ray use the DataPool",
         "serving.LinkSettings",
-        "wiring.link.run_link",
+        "wiring.link_server.run_link",
     ),
     "rewards": (
         "start reward workers on a running Ray cluster",

@@ -8,7 +8,7 @@ import os
 import pickle
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,14 +175,15 @@ def send(end: socket.socket, data: bytes) -> None:
             pass
 
 
-def secured(link: ServedLink, proof: Callable[[bytes], bytes]) -> ssl.SSLSocket:
-    """A connection to the link on which the nonce was answered."""
+def secured(link: ServedLink, answer: bytes = b"") -> ssl.SSLSocket:
+    """A connection to the link on which the nonce was answered; with the proof of the secret, unless told."""
     context = ssl.create_default_context(cafile=str(link.files.certificate.file))
     end = context.wrap_socket(socket.create_connection((link.host, link.port), TIMEOUT), server_hostname=link.host)
     hello = b""
     while len(hello) < len(GREETING) + NONCE_BYTES:
         hello += end.recv(1024)
-    end.sendall(proof(hello[len(GREETING) :]))
+    secret = read_secrets(str(link.files.secret))[0]
+    end.sendall(answer or proof_of(secret, hello[len(GREETING) :]))
     return end
 
 
@@ -201,11 +202,10 @@ def test_no_process_of_ours_loads_a_pickle_that_comes_over_a_socket(running: Run
     assert {address[1] for address in tried if isinstance(address, tuple)} == ports
     assert {Path(address).name for address in tried if isinstance(address, str)} == {"link", "engines"}
 
-    secret = read_secrets(str(running.link.files.secret))[0]
     for raw in (raws[0], raws[-1]):
-        send(secured(running.link, lambda _, raw=raw: raw), b"")
+        send(secured(running.link, raw), b"")
         for data in frames_of(raw):
-            send(secured(running.link, lambda nonce: proof_of(secret, nonce)), data)
+            send(secured(running.link), data)
 
     with httpx.Client(timeout=60) as client:
         for url in running.urls:

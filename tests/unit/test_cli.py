@@ -104,6 +104,7 @@ def test_a_missing_flag_is_a_sentence() -> None:
     assert (done.returncode, done.stderr) == (2, "stepwell export: --to is missing\n")
 
 
+LINK = ("--link-secret-file", "--link-ca-file")
 LISTENING = ("--insecure", "--no-insecure", "--allowed-hosts", "--tls-cert", "--tls-key")
 
 
@@ -120,6 +121,7 @@ def test_the_gateway_takes_exactly_the_flags_it_documents() -> None:
         *("--sampling", "--temperature", "--model", "--other-models", "--session-sample"),
         *("--marked-side-calls", "--tool-calls"),
         *("--forward-fields", "--media-hosts", "--quota", "--redact", "--keys-file", "--audit-log"),
+        *LINK,
         *LISTENING,
     }
 
@@ -129,6 +131,7 @@ def test_the_atropos_server_takes_exactly_the_flags_it_documents() -> None:
     assert flags == {
         *("--data-pool-name", "--control-keys", "--state", "--ray-address", "--ray-namespace"),
         *("--host", "--port", "--help", "--keys-file", "--audit-log"),
+        *LINK,
         *LISTENING,
     }
 

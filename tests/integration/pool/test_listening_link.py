@@ -222,7 +222,7 @@ async def test_a_gateway_and_a_dashboard_on_a_machine_without_ray_record_complet
 
         engine = stack.enter_context(engine_inside(inside, tmp_path / "engine"))
         gateway_url, dashboard_url = (f"http://{inside.inside}:{port}" for port in (GATEWAY_PORT, DASHBOARD_PORT))
-        common = {"host": inside.inside, "tokenizer_path": tiny_model, **link.client_flags}
+        common: dict[str, Any] = {"host": inside.inside, "tokenizer_path": tiny_model, **link.client_flags}
         with environment(STEPWELL_GATEWAY_CONTROL_KEYS=KEY, STEPWELL_DASHBOARD_CONTROL_KEYS=KEY):
             gateway = await asyncio.to_thread(
                 start,

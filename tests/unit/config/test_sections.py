@@ -30,6 +30,8 @@ def test_the_documented_command_line_is_understood() -> None:
         "reward_worker_name": "reward_loop_worker",
         "ray_address": "auto",
         "ray_namespace": "default",
+        "link_secret_file": None,
+        "link_ca_file": None,
         "control_keys": (),
         "insecure": False,
         "allowed_hosts": (),

@@ -78,7 +78,7 @@ class LinkServer:
         works = [using_ray, *map(asyncio.create_task, (self._await_leave(serving), self._tell_state()))]
         if listener is not None and self._network is None:
             self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=BUFFER)
-        elif listener is not None:
+        elif listener is not None and self._network is not None:
             calls = NetworkCalls(self._network.pool, self._transport)
             door = LinkListener(self._network, partial(self._serve, transport=calls))
             works.append(asyncio.create_task(door.run(listener)))

@@ -101,7 +101,7 @@ MakeDoor = Callable[..., Any]
 
 @pytest.fixture
 async def make_door(tmp_path: Path) -> AsyncIterator[MakeDoor]:
-    doors = []
+    doors: list[Door] = []
 
     async def make(**terms: Any) -> Door:
         door = Door(make_link_files(tmp_path / f"door{len(doors)}"), **terms)
