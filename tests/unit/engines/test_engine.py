@@ -2,10 +2,10 @@ import json
 import tracemalloc
 from typing import cast
 
-import aiohttp
 import pytest
 
 from stepwell.engines import ENGINES, PRIVATE_FIELDS
+from stepwell.engines.connections import EngineConnections
 from stepwell.engines.engine import EngineFacts, EngineHttp, encode_request, probe_engine
 from stepwell.engines.openai import OpenAIEngine
 from stepwell.errors import BadRequest, EngineUnavailable
@@ -17,7 +17,7 @@ class ScriptedHttp(EngineHttp):
     """A server that answers these paths with these bodies, and all others with 404."""
 
     def __init__(self, **bodies: Json) -> None:
-        super().__init__(cast("aiohttp.ClientSession", None), "http://e")
+        super().__init__(cast("EngineConnections", None), "http://e")
         self.bodies = {f"/{path.replace('__', '/')}": body for path, body in bodies.items()}
         self.asked: list[str] = []
 

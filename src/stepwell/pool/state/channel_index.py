@@ -129,9 +129,9 @@ class Channel:
         return drawn
 
     def ready_counts(self) -> ReadyCounts:
-        ready = (self.ready, self.ready_trajectories, self.ready_steps)
-        changes = self._moves + sum(queue.changes for queue in ready)
-        return ReadyCounts(changes, *map(len, ready), history=len(self.history))
+        groups, trajectories, steps = self.ready, self.ready_trajectories, self.ready_steps
+        changes = self._moves + groups.changes + trajectories.changes + steps.changes
+        return ReadyCounts(changes, len(groups), len(trajectories), len(steps), len(self.history))
 
     def stats(self) -> ChannelStats:
         return ChannelStats(
