@@ -6,27 +6,12 @@
 - A rollout with a lost call is incomplete: its steps are marked, so that no trainer gets them.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from stepwell.pool.api.calls import CallBegun, Repeats
 from stepwell.pool.state.mark_operations import MarkOperations
-from stepwell.pool.state.records import Trajectory
+from stepwell.pool.state.records import OpenCalls, Trajectory
 from stepwell.steps.step_filter import UNSEEN
-
-
-@dataclass(slots=True, eq=False)
-class OpenCalls:
-    """Of one trajectory, only in memory: after a restart of the shard, gateways tell theirs."""
-
-    gateways: dict[str, str] = field(default_factory=dict)
-    """By uid of an open call."""
-    asked: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """By key: the uids of all calls, ended ones too, in the order of their announcements."""
-
-    def is_asked_again(self, uid: str) -> bool:
-        return any(uid in uids[:-1] for uids in self.asked.values())
 
 
 class CallOperations(MarkOperations):

@@ -1,11 +1,12 @@
 """Trajectories, the groups they form, and the leases under which consumers have them. Only PoolState changes them."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
+from typing import ClassVar, TypeAlias, cast
 
 from stepwell.pool.api.curation import BY_A_PERSON, MARKS
 from stepwell.pool.api.producing import ENDED_BY
@@ -15,9 +16,6 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, Json, JsonObject
 from stepwell.steps.step_filter import StepFilter
-
-if TYPE_CHECKING:
-    from stepwell.pool.state.call_operations import OpenCalls
 
 SLACK = 1.0
 """Seconds that a message may be on its way, or by which the clocks of two machines may differ."""
@@ -61,6 +59,19 @@ def json_bytes(fields: JsonObject) -> int:
 
 
 @dataclass(slots=True, eq=False)
+class OpenCalls:
+    """Of one trajectory, only in memory: after a restart of the shard, gateways tell theirs."""
+
+    gateways: dict[str, str] = field(default_factory=dict)
+    """By uid of an open call."""
+    asked: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """By key: the uids of all calls, ended ones too, in the order of their announcements."""
+
+    def is_asked_again(self, uid: str) -> bool:
+        return any(uid in uids[:-1] for uids in self.asked.values())
+
+
+@dataclass(slots=True, eq=False)
 class Trajectory:
     uid: str
     group: "Group"
@@ -98,7 +109,7 @@ class Trajectory:
     gateways: tuple[str, ...] | None = None
     """The gateways that may hold steps of it. None if it may be any: the journal is of a release that did not write
     it."""
-    calls: "OpenCalls | None" = None
+    calls: OpenCalls | None = None
     lost_calls: tuple[tuple[str, str], ...] = ()
     """Calls whose steps are missing for good, as it seems: the gateway and the uid of each, which is empty if it is
     only known that there may be one."""
