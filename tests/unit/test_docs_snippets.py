@@ -57,7 +57,7 @@ RUN_BY = {
 
 PROGRAMS = {
     *("curl", "docker", "export", "just", "kubectl", "pip", "printf", "python", "python3", "ray", "stepwell"),
-    *("bash", "cd", "mkdir", "openssl", "python3.12", "redis-server", "."),
+    *("bash", "cd", "chmod", "mkdir", "openssl", "python3.12", "redis-server", "."),
     *("verifiers-env/bin/pip", "harbor-env/bin/pip", "openenv-env/bin/pip", "openenv-env/bin/python"),
 }
 VLLM_FLAGS = {*engine.FLAGS, *vllm_server.FLAGS, "--model", "--host", "--port"}
