@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.survival.breaking_proxy import BEFORE_THE_END, HANDED_OVER, Break, BreakingProxy, shuffled
 from benchmarks.survival.cluster import survival_cluster
@@ -109,5 +110,5 @@ async def _run(rollouts: int, *, has_keys: bool) -> dict[str, float]:
     return compared.figures(name) | {f"{name}_{figure}": value for figure, value in counted.items()}
 
 
-def _shown(counts: Mapping[str, int]) -> str:
+def _shown(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"

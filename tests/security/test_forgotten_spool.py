@@ -81,13 +81,13 @@ async def test_what_was_delivered_before_leaves_no_trace_when_the_pool_asks(tmp_
             asked.append(trajectory_uid)
             await outbox.scrub()
 
-        gateway = asyncio.create_task(pool.follow_flushes(flush, "g1"))
+        gateway = asyncio.create_task(pool.follow_flushes(flush))
         shard = pool.transport.services[pool.plan.name]
-        await until(lambda: shard.pool.state.gateways == ("g1",), "the gateway to be known")
+        await until(lambda: len(shard.pool.state.gateways) == 1, "the gateway to be known")
         (receipt,) = await pool.forget(ALICE)
         gateway.cancel()
         assert asked == [SCRUB_SPOOL]
-        assert receipt.removed["gateways"] == ["g1"]
+        assert receipt.removed["gateways"] == list(shard.pool.state.gateways)
         assert receipt.removed["silent_gateways"] == []
         assert not has_traces(tmp_path)
 

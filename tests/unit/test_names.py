@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2] / "src" / "stepwell"
 SHARED_MODULES: Mapping[str, str] = {
     "__main__": "the room as a program: python -m",
     "app": "builds the ASGI application of a server",
+    "calls": "calls of agents under way, as the pool knows them",
     "cli": "a command line",
     "client": "how another process reaches a service",
     "curation": "decisions of people about trajectories",

@@ -159,7 +159,8 @@ async def test_with_durability_sync_an_answer_that_the_pool_does_not_confirm_is_
             assert failed.value.status_code == 503
         pool.away = False
         await agent.complete()
-        assert len(pool.taken()) == 1
+    assert pool.rules.stats().channels["train"].accepted.steps == 1
+    assert pool.rules.stats().marked == {"unseen": 1}, "its agent got an error"
 
 
 # --- engines

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from stepwell.errors import BadRequest
+from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import ActorAway
@@ -76,14 +77,15 @@ async def test_calls_are_repeated_after_the_links_process_was_killed(
     link = link_client(listening_link)
     await asyncio.to_thread(link.start)
     client = PoolClient("data_pool", namespace, transport=link, timeout=120.0)
-    known_before = await client.shards.at("data_pool").serving()
-    change = asyncio.create_task(client.shards.at("data_pool").serving(known_before, 60.0))
+    shard = client.shards.at("data_pool")
+    known = (await shard.wait_news("test", {SERVING: UNSEEN}, 30.0))[SERVING].revision
+    change = asyncio.create_task(shard.wait_news("test", {SERVING: known}, 60.0))
     await until(lambda: bool(link.waiting), "the call to be in flight")
     (child,) = processes_of(listening_link.process.pid)
     os.kill(child, signal.SIGKILL)
     await until(lambda: not link.is_joined, "the loss to be noticed")
     await PoolClient("data_pool", namespace).set_policy_version(7)
-    assert (await change).policy_version == 7
+    assert (await change)[SERVING].value.policy_version == 7
     await link.close()
 
 

@@ -1,8 +1,9 @@
 """D20, T17: a call that is made again at another gateway is one trained step: that of the answer which was read."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import aiohttp
 import pytest
@@ -35,7 +36,9 @@ class TwoGateways:
             opened = await answer.json()
         return f"/{opened['trajectory_uid']}/{opened['prompt_uid']}"
 
-    async def ask(self, gateway: int, path: str, *, stream: bool = False, **headers: str) -> tuple[int, str | None]:
+    async def ask(
+        self, gateway: int, path: str, headers: Mapping[str, str] = MappingProxyType({}), *, stream: bool = False
+    ) -> tuple[int, str | None]:
         url = f"{self.urls[gateway]}{path}/v1/chat/completions"
         async with self.http.post(url, json={**BODY, "stream": stream}, headers=headers) as answer:
             return answer.status, text_of(await answer.read()) if answer.status == 200 else None
@@ -68,8 +71,8 @@ async def two_gateways(pool: LocalPool, engine: FakeEngine) -> AsyncIterator[Two
 async def test_calls_with_one_key_at_two_gateways_are_one_step(two_gateways: TwoGateways, stream: bool) -> None:
     """The first answer was recorded, and was lost on its way."""
     path = await two_gateways.open()
-    await two_gateways.ask(0, path, stream=stream, **KEY)
-    status, read = await two_gateways.ask(1, path, stream=stream, **KEY, **RETRY)
+    await two_gateways.ask(0, path, KEY, stream=stream)
+    status, read = await two_gateways.ask(1, path, KEY | RETRY, stream=stream)
     assert status == 200
     assert await two_gateways.trained(path) == [read]
 
@@ -77,7 +80,7 @@ async def test_calls_with_one_key_at_two_gateways_are_one_step(two_gateways: Two
 async def test_the_same_key_in_two_rollouts_is_two_steps(two_gateways: TwoGateways) -> None:
     for gateway in range(2):
         path = await two_gateways.open()
-        _, read = await two_gateways.ask(gateway, path, **KEY)
+        _, read = await two_gateways.ask(gateway, path, KEY)
         assert await two_gateways.trained(path) == [read]
 
 
@@ -94,7 +97,7 @@ async def test_a_stream_that_its_client_left_and_repeats_elsewhere_is_trained_on
     left.close()
     await until(lambda: engine.in_flight == 0, "the engine to be free")
     engine.faults = Faults(ignore_seed=True)
-    _, read = await two_gateways.ask(1, path, stream=True, **key)
+    _, read = await two_gateways.ask(1, path, key, stream=True)
     assert await two_gateways.trained(path) == [read]
 
 
@@ -104,12 +107,12 @@ async def test_a_call_that_failed_for_want_of_the_pool_and_its_retry_are_one_ste
 ) -> None:
     path = await two_gateways.open()
     engine.pause()
-    failing = asyncio.create_task(two_gateways.ask(0, path, **key))
+    failing = asyncio.create_task(two_gateways.ask(0, path, key))
     await until(lambda: engine.in_flight == 1, "the call to arrive")
     pool.away = True
     engine.resume()
     assert await failing == (503, None)
     pool.away = False
-    status, read = await two_gateways.ask(1, path, **key, **RETRY)
+    status, read = await two_gateways.ask(1, path, key | RETRY)
     assert status == 200
     assert await two_gateways.trained(path) == [read]

@@ -60,7 +60,7 @@ async def test_a_pool_that_does_not_answer_is_asked_again_for_a_trajectory_after
 
 async def test_a_shard_that_answers_too_late_learns_who_serves_the_trajectory() -> None:
     pool = LocalPool()
-    following = asyncio.create_task(pool.follow_flushes(lambda _: asyncio.sleep(0), "gateway"))
+    following = asyncio.create_task(pool.follow_flushes(lambda _: asyncio.sleep(0)))
     await pool.register_trajectory(Registration("t", "p"))
     pool.transport.shards_stopped.add("data_pool")
     assert await KnownTrajectories(pool, ask_timeout=0.05).channel_of(TrajectoryRef("t", "p")) == UNCHECKED

@@ -79,6 +79,10 @@ def kinds(shard: ShardService) -> list[str | None]:
     return [None if step.untrainable is None else fault_kind(step.untrainable) for step in steps]
 
 
+def lost_calls(shard: ShardService) -> list[tuple[str, str]]:
+    return list(shard.pool.state.trajectories["t"].lost_calls)
+
+
 async def test_a_rollout_of_whose_call_the_gateway_died_is_incomplete(shard: ShardService, clock: PoolClock) -> None:
     await call(shard, "missing", "b")
     await die(shard, clock)
@@ -130,12 +134,12 @@ async def test_a_gateway_that_was_only_cut_off_tells_its_calls_and_they_are_lost
     await call(shard, "held", "b")
     await call(shard, "over", "b")
     await die(shard, clock)
-    assert len(shard.pool.state.trajectories["t"].lost_calls) == 2
+    assert sorted(lost_calls(shard)) == [("b", "held"), ("b", "over")]
     assert await shard.flush_requests("b", 0.0) == [TELL_CALLS]
     await asked(shard, TellCalls("b", [CallBegun("t", "p", "held", "b")]))
     assert kinds(shard) == [None]
     await die(shard, clock)
-    assert shard.pool.state.trajectories["t"].lost_calls == (("b", "held"),)
+    assert lost_calls(shard) == [("b", "held")]
 
 
 @pytest.mark.parametrize("is_noticed_first", [True, False])

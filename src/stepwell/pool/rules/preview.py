@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, ReadySummary, Unit
+from stepwell.pool.api.news import UNSEEN
 from stepwell.pool.api.preview import LATER, PREVIEWED, WAITING, PreviewItem, ShardPreview
 from stepwell.pool.api.staleness import oldest_version, versions_behind
 from stepwell.pool.rules.batch_selection import LEFT_OUT, STALE, BatchSelection, reading
@@ -56,7 +57,7 @@ class Previewer:
             count=len(shares),
             items=[self._item(share, step_filter) for share in described],
             ready=ReadySummary(
-                0, [share.opened_at for share in fresh], nothing_after, tuple(share.group.user for share in fresh)
+                UNSEEN, [share.opened_at for share in fresh], nothing_after, tuple(share.group.user for share in fresh)
             ),
             waiting=[] if channel is None else self._waiting(channel, request, step_filter, shares),
         )
