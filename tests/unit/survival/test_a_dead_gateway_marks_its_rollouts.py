@@ -120,6 +120,20 @@ async def test_a_step_that_its_gateway_gave_up_is_missed_at_once(shard: ShardSer
     assert kinds(shard) == [INCOMPLETE]
 
 
+async def test_a_step_that_was_given_up_stays_missing_whatever_its_gateway_tells(shard: ShardService) -> None:
+    await call(shard, "given up", "a")
+    await asked(shard, EndCall("t", "p", "given up", is_lost=True))
+    await asked(shard, TellCalls("a", []))
+    assert kinds(shard) == [INCOMPLETE]
+
+
+async def test_what_a_gateway_tells_closes_its_other_calls(shard: ShardService, clock: PoolClock) -> None:
+    await call(shard, "its end was not heard", "b")
+    await asked(shard, TellCalls("b", []))
+    await die(shard, clock)
+    assert kinds(shard) == [None]
+
+
 async def test_a_step_that_comes_after_all_is_missed_no_more(shard: ShardService, clock: PoolClock) -> None:
     await call(shard, "in a spool", "b")
     await die(shard, clock)

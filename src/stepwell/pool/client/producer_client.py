@@ -117,9 +117,9 @@ class ProducerClient(AskingClient):
         gateway: str = "",
     ) -> None:
         async def tell(shard: str) -> None:
-            own = self._flushes.gateway
+            plan, own = await self.shards.plan(), self._flushes.gateway
             calls = [replace(call, gateway=own, repeats=Repeats.NONE) for call in held()]
-            await self.ask_at(TellCalls(own, calls), shard, await self.shards.plan())
+            await self.ask_at(TellCalls(own, calls), shard, plan)
 
         await self._flushes.run(flush, tell, gateway)
 

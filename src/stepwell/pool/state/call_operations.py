@@ -41,9 +41,10 @@ class CallOperations(MarkOperations):
         """It brings no step."""
         trajectory = self._at_home(trajectory_uid)
         if trajectory is not None:
-            gateway = trajectory.calls.gateways.pop(uid, "") if trajectory.calls is not None else ""
-            if is_lost and uid not in trajectory.steps:
-                self._set_lost(trajectory, {*trajectory.lost_calls, (gateway, uid)})
+            if trajectory.calls is not None:
+                trajectory.calls.gateways.pop(uid, None)
+            if is_lost and uid not in trajectory.steps:  # whatever its gateway tells later
+                self._set_lost(trajectory, {*trajectory.lost_calls, ("", uid)})
 
     def lose_gateway(self, gateway: str, *, is_dead: bool = True, heir: str = "") -> None:
         """It holds nothing any more. If it died, its open calls are lost, but for what its heir still sends."""
@@ -69,9 +70,14 @@ class CallOperations(MarkOperations):
                 self._set_lost(trajectory, {*trajectory.lost_calls, (gateway, "")})
 
     def tell_calls(self, gateway: str, calls: Sequence[CallBegun]) -> None:
-        """All that a living gateway has under way. What was taken for lost of it is not."""
+        """All that a living gateway has under way. What was taken for lost of it is not; its other calls are over."""
+        told = {call.uid for call in calls}
         for trajectory in list(self.trajectories.values()):
             self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost[0] != gateway})
+            if trajectory.calls is not None:
+                held = trajectory.calls.gateways
+                for uid in [uid for uid, holder in held.items() if holder == gateway and uid not in told]:
+                    del held[uid]
         for call in calls:
             self.begin_call(call)
 
