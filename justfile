@@ -37,7 +37,7 @@ examples *args:
 
 # what takes many minutes; CI runs a shorter form of each
 nightly *args:
-    {{python}} -m pytest -m nightly {{args}}
+    {{python}} -m pytest -m nightly -o faulthandler_timeout=0 {{args}}
 
 # one file per threat: the hostile candidates, what may be asked by whom, what is left after forgetting
 security *args:

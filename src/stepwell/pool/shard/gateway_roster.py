@@ -14,6 +14,7 @@
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -27,6 +28,8 @@ LONGEST_RETURN = 60.0
 """Seconds that a gateway has to come back after a long silence."""
 GAP = 1.5
 """Seconds. Longer than a gateway waits for requests (1), and shorter than a call waits for the shard (2)."""
+TELL_PAUSE = 1.0
+"""Seconds until a gateway that has not told its calls is asked for them again."""
 
 
 class GatewayRoster:
@@ -36,6 +39,8 @@ class GatewayRoster:
         self._seen = dict.fromkeys(known, clock() + HEARTBEAT)
         self._untold = set(self._seen)
         """Those that must tell which calls they have."""
+        self._tell_asked_at: dict[str, float] = {}
+        """By gateway: when it was last asked for its calls."""
         self._heard_at = clock()
         """When any gateway was last heard."""
         self._waited_at: dict[str, float] = {}
@@ -82,11 +87,13 @@ class GatewayRoster:
 
     def note_told(self, gateway: str) -> None:
         self._untold.discard(gateway)
+        self._tell_asked_at.pop(gateway, None)
         self.notify()
 
     def leave(self, gateway: str) -> None:
         self._seen.pop(gateway, None)
         self._untold.discard(gateway)
+        self._tell_asked_at.pop(gateway, None)
         self._waited_at.pop(gateway, None)
         self._requests.pop(gateway, None)
         self.notify()
@@ -110,7 +117,8 @@ class GatewayRoster:
         now = self._clock()
         if now - self._waited_at.get(gateway, now) > GAP:
             self._untold.add(gateway)
-        if gateway in self._untold:
+        if gateway in self._untold and now - self._tell_asked_at.get(gateway, -math.inf) >= TELL_PAUSE:
+            self._tell_asked_at[gateway] = now
             self.ask(gateway, TELL_CALLS)
         self._waited_at[gateway] = now
         asked = self._asked.setdefault(gateway, asyncio.Event())
