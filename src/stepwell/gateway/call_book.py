@@ -64,8 +64,10 @@ class CallBook:
             self._end(uid, is_lost=False)
 
     def settled(self, step: Step) -> None:
-        """The pool has the step."""
-        self._calls.pop(step.uid, None)
+        """The pool has the step. The end of the answer still waits until it has the call, by which it knows repeats."""
+        booked = self._calls.get(step.uid)
+        if booked is not None:
+            booked.announcing.add_done_callback(lambda _: self._calls.pop(step.uid, None))
 
     def refused(self, step: Step, *, is_lost: bool) -> None:
         """The pool does not get the step. It is lost if the gateway has given it up."""

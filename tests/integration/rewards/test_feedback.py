@@ -135,12 +135,11 @@ def test_feedback_after_the_training_is_kept_in_the_archive(namespace: str, tmp_
         limits=Limits(require_reward=True), journal=str(tmp_path / "journal"), archive=str(tmp_path / "archive")
     )
     start_pool(plan, namespace)
-    client = PoolClient("data_pool", namespace)
-    with in_thread(serving(client)) as url:
+    with in_thread(serving(PoolClient("data_pool", namespace))) as url:
         run = stepwell.connect(url)
         t = rollout(run)
         run.feedback(t.trajectory_uid, t.prompt_uid, 1.0)
-        with DataPool(client).batch(1, timeout=60.0) as batch:
+        with DataPool(PoolClient("data_pool", namespace)).batch(1, timeout=60.0) as batch:
             assert batch.rewards_T.tolist() == [1.0]
         assert run.feedback(t.trajectory_uid, t.prompt_uid, -1.0, source="thumbs", note="it broke later") == "counted"
     ray.get(ray.get_actor("data_pool", namespace).__ray_call__.remote(lambda shard: shard.actor._archive.flush()))

@@ -7,9 +7,10 @@ from pathlib import Path
 from openai import OpenAI
 
 import stepwell
+from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.step import Step
-from tests.integration.rewards.rollouts import Scored
+from tests.integration.rewards.rollouts import POOL, Scored
 from tests.integration.rewards.test_feedback import serving
 from tests.rig.threads import in_thread
 
@@ -48,7 +49,7 @@ def test_a_step_is_trained_while_its_session_goes_on_as_soon_as_the_user_has_spo
     namespace: str, tiny_model: Path
 ) -> None:
     scored = judged(namespace, tiny_model)
-    with in_thread(serving(scored.client)) as url, chatting(stepwell.connect(url)) as (_, chat):
+    with in_thread(serving(PoolClient(POOL, namespace))) as url, chatting(stepwell.connect(url)) as (_, chat):
         chat.say("Name a colour")
         chat.say("No, I meant a dark colour")
         with scored.pool.batch(1, unit="steps", timeout=60.0) as batch:
@@ -71,7 +72,7 @@ def test_feedback_wins_over_what_is_inferred_and_what_nobody_judged_has_no_rewar
     namespace: str, tiny_model: Path
 ) -> None:
     scored = judged(namespace, tiny_model)
-    with in_thread(serving(scored.client)) as url:
+    with in_thread(serving(PoolClient(POOL, namespace))) as url:
         run = stepwell.connect(url)
         with chatting(run) as (t, chat):
             chat.say("Name a colour")

@@ -68,6 +68,7 @@ class Lives:
         told, telling = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
+        faulthandler.cancel_dump_traceback_later()  # pytest's; a fork that has inherited it waits for ever
         if pid := os.fork():
             os.close(telling)
             return pid, told
