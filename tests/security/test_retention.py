@@ -179,6 +179,9 @@ async def test_after_the_pool_was_off_a_person_decides(tmp_path: Path, caplog: p
         await shard.run([Register(Registration("later", "later"))])
         await asked(shard, AddSteps(pack([make_step("later", "later", uid="1", started_at=clock.wall())])))
         await until_run(shard)
+        async with asyncio.timeout(60):
+            while not (await shard.stats()).overdue_by_clock:
+                await asyncio.sleep(0.01)
         assert held(shard) == before | {"later"}
         pool = PoolClient("data_pool", transport=LocalTransport({"data_pool": shard}))
         assert caplog.text.count("If the clock is right, and the pool was off: stepwell forget --overdue") == 1
