@@ -4,17 +4,17 @@ One of the shards is simulated: a queue of messages, of which each takes the sha
 with a real shard: of a message, and of one more operation in it. The load is that of 200 gateways (docs/operations/
 scaling.md, "Size a deployment"), and a share of the rollouts is served by two of them.
 
-- As it is: each gateway polls the shard for what it has to flush. A gateway that was not heard for a while may have
-  served any rollout, and a completion then asks them all, with one message for each rollout.
-- `--announced`: a shard knows the holders of each rollout at all times, for which a message announces each call. A
-  completion asks the holders only, and what one of them is asked at the same time is one message; one long poll of
-  each machine's link takes all questions.
+- As it is: a shard knows the holders of each rollout at all times, for which a message announces each call. While
+  there are calls, each gateway shows itself every 0.75 s; a completion asks the holders, and calls the gateways whose
+  word the shard lacks. While there are none, gateways wait for the question of their machine's link.
+- `--polled`, as it was in 0.2: each gateway polls the shard for what it has to flush. A gateway that was not heard for
+  a while may have served any rollout, and a completion then asks them all, with one message for each rollout.
 
-What is left out makes the first protocol look better than it is: a rollout that waits for flushes costs nothing while
-it waits, and messages need no time on their way.
+What is left out: a rollout that waits for flushes costs nothing while it waits, messages need no time on their way, and
+what several gateways of a machine send at the same time is not one message.
 
     python -m benchmarks.flush_storm
-    python -m benchmarks.flush_storm --announced
+    python -m benchmarks.flush_storm --polled
 """
 
 import argparse
@@ -36,9 +36,9 @@ from benchmarks.report import report
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import FLUSH_WAIT, Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.flush_follower import REQUEST_WAIT
+from stepwell.pool.client.shared_question import NEWS_WAIT
 from stepwell.pool.shard.actor import start_pool
-from stepwell.pool.shard.gateway_roster import GAP
+from stepwell.pool.shard.gateway_roster import GAP, IDLE_PAUSE, SHOW_PAUSE
 from stepwell.pool.slices.trajectories import ChannelIfOpen
 
 GATEWAYS, SHARDS, MACHINES = 200, 100, 50
@@ -47,8 +47,8 @@ CALL_INTERVAL, CALLS = 20.0, 10
 """Seconds between two calls of an agent, and calls of a rollout."""
 SHARED = 0.1
 """The share of the rollouts that two gateways serve."""
-LINK_WAIT = 30.0
-"""Seconds of a link's long poll."""
+POLL = 1.0
+"""Seconds of a poll in 0.2."""
 PAUSE, WARM_UP, OBSERVED = 2.0, 30.0, 60.0
 SLOW = 2.0
 """Seconds of a completion from which on the shard has not recovered."""
@@ -71,24 +71,12 @@ class Costs:
     operation: float
 
 
-@dataclass(frozen=True, slots=True)
-class Protocol:
-    pollers: int
-    wait: float
-    """Seconds that a poll waits for a question."""
-    announced: bool
-
-
-AS_IT_IS = Protocol(GATEWAYS, REQUEST_WAIT, announced=False)
-ANNOUNCED = Protocol(MACHINES, LINK_WAIT, announced=True)
-
-
 @dataclass(slots=True, eq=False)
 class Rollout:
-    poller: int
+    gateway: int
     """Which serves it, and asks for its completion."""
     holders: set[int]
-    """The pollers that may hold steps of it."""
+    """The gateways that may hold steps of it."""
     asked_at: float | None = None
     """When its completion was first asked for."""
     deadline: float = 0.0
@@ -96,9 +84,8 @@ class Rollout:
 
 @dataclass(slots=True)
 class Simulation:
-    """In virtual time."""
+    """In virtual time. Subclasses are the protocols by which gateways are asked."""
 
-    protocol: Protocol
     costs: Costs
     agents: int
     now: float = 0.0
@@ -109,14 +96,13 @@ class Simulation:
     """When a completion was answered, and how long it took."""
     open: set[Rollout] = field(default_factory=set)
     chance: random.Random = field(default_factory=lambda: random.Random(1))
+    heard_at: dict[int, float] = field(default_factory=dict)
+    """By gateway."""
+    asked: dict[int, set[Rollout]] = field(default_factory=lambda: defaultdict(set))
+    flushing: set[tuple[int, Rollout]] = field(default_factory=set)
     _free_at: float = 0.0
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _numbers: "count[int]" = field(default_factory=count)
-    _polled_at: dict[int, float] = field(default_factory=dict)
-    _waiting: dict[int, int] = field(default_factory=dict)
-    """The polls that wait, with their numbers."""
-    _asked: dict[int, set[Rollout]] = field(default_factory=lambda: defaultdict(set))
-    _flushing: set[tuple[int, Rollout]] = field(default_factory=set)
     _silent_then: set[int] = field(default_factory=set)
     _looked_at: float = 0.0
 
@@ -130,11 +116,20 @@ class Simulation:
         self.now = end
 
     def start(self) -> None:
-        for poller in range(self.protocol.pollers):
-            self._at(self.chance.random(), partial(self._send, 1, partial(self._poll, poller)))
+        self.start_gateways()
         for _ in range(self.agents):
             rollout = self._opened()
-            self._at(self.chance.random() * CALL_INTERVAL, partial(self._call, rollout, self.chance.randrange(CALLS)))
+            self.at(self.chance.random() * CALL_INTERVAL, partial(self._call, rollout, self.chance.randrange(CALLS)))
+
+    def start_gateways(self) -> None:
+        raise NotImplementedError
+
+    def begin_call(self) -> None:
+        """A call of an agent has begun."""
+
+    def ask(self, gateway: int, rollout: Rollout) -> None:
+        """The gateway may hold steps of the rollout."""
+        raise NotImplementedError
 
     def pause(self, seconds: float) -> None:
         self._free_at = max(self._free_at, self.now) + seconds
@@ -145,38 +140,38 @@ class Simulation:
             return NEVER
         return max([0.0, *(at - paused_until for at, took in self.ended if took > SLOW)])
 
-    def _at(self, delay: float, event: Callable[[], None]) -> None:
+    def at(self, delay: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + delay, next(self._numbers), event))
 
-    def _send(self, operations: int, handle: Callable[[], None]) -> None:
+    def send(self, operations: int, handle: Callable[[], None]) -> None:
         self.messages += 1
         self._free_at = max(self._free_at, self.now) + self.costs.message + operations * self.costs.operation
-        self._at(self._free_at - self.now, handle)
+        self.at(self._free_at - self.now, handle)
 
     # -- rollouts ------------------------------------------------------------------------------------------------------
 
     def _opened(self) -> Rollout:
-        served_by = {self.chance.randrange(self.protocol.pollers)}
-        poller = min(served_by)
+        served_by = {self.chance.randrange(GATEWAYS)}
+        gateway = min(served_by)
         if self.chance.random() < SHARED:
-            served_by.add(self.chance.randrange(self.protocol.pollers))
-        rollout = Rollout(poller, served_by)
+            served_by.add(self.chance.randrange(GATEWAYS))
+        rollout = Rollout(gateway, served_by)
         self.open.add(rollout)
         return rollout
 
     def _call(self, rollout: Rollout, calls_left: int) -> None:
         if calls_left:
-            for _ in range(1 + self.protocol.announced):  # the announcement, and the step
-                self._send(1, lambda: None)
-            self._at(CALL_INTERVAL, lambda: self._call(rollout, calls_left - 1))
+            self.begin_call()
+            self.send(1, lambda: None)  # the step
+            self.at(CALL_INTERVAL, lambda: self._call(rollout, calls_left - 1))
             return
         rollout.asked_at = self.now if rollout.asked_at is None else rollout.asked_at
-        self._send(1, lambda: self._complete(rollout))
+        self.send(1, lambda: self._complete(rollout))
 
     def _complete(self, rollout: Rollout) -> None:
         rollout.deadline = self.now + FLUSH_WAIT
         if self._holders(rollout):
-            self._send(1, lambda: self._await_flushes(rollout))
+            self.send(1, lambda: self._await_flushes(rollout))
         else:
             self._end(rollout)
 
@@ -186,61 +181,128 @@ class Simulation:
             self._end(rollout)
         elif self.now > rollout.deadline:
             self.failed += 1
-            self._at(RETRY_PAUSE, lambda: self._call(rollout, 0))
+            self.at(RETRY_PAUSE, lambda: self._call(rollout, 0))
         else:
             for holder in holders:
-                self._asked[holder].add(rollout)
-                self._answer(holder)
-            self._at(ASK_AGAIN, lambda: self._await_flushes(rollout))
+                self.ask(holder, rollout)
+            self.at(ASK_AGAIN, lambda: self._await_flushes(rollout))
 
     def _end(self, rollout: Rollout) -> None:
         if rollout in self.open and rollout.asked_at is not None:
             self.open.remove(rollout)
             self.ended.append((self.now, self.now - rollout.asked_at))
             new = self._opened()  # the agent's next one
-            self._send(1, lambda: None)
-            self._at(CALL_INTERVAL, lambda: self._call(new, CALLS))
+            self.send(1, lambda: None)
+            self.at(CALL_INTERVAL, lambda: self._call(new, CALLS))
 
     # -- flushes -------------------------------------------------------------------------------------------------------
 
     def _holders(self, rollout: Rollout) -> set[int]:
-        return (rollout.holders if self.protocol.announced else rollout.holders | self._silent()) - {rollout.poller}
+        return (rollout.holders | self._silent()) - {rollout.gateway}
 
     def _silent(self) -> set[int]:
-        """The pollers that may serve any rollout, because they were not heard for a while."""
+        """The gateways that may serve any rollout, because they were not heard for a while."""
         if self.now >= self._looked_at + LOOK_INTERVAL:
             self._looked_at = self.now
-            self._silent_then = {poller for poller, at in self._polled_at.items() if self.now - at > GAP}
+            self._silent_then = {gateway for gateway, at in self.heard_at.items() if self.now - at > GAP}
         return self._silent_then
 
-    def _poll(self, poller: int) -> None:
-        if not self.protocol.announced and self.now - self._polled_at.get(poller, self.now) > GAP:
+    def hear(self, gateway: int, at: float) -> None:
+        self.heard_at[gateway] = at
+        self._silent_then.discard(gateway)
+
+    def flush(self, gateway: int) -> None:
+        """It sends what it was asked for, one message for each rollout."""
+        for rollout in [one for one in self.asked.pop(gateway, ()) if (gateway, one) not in self.flushing]:
+            self.flushing.add((gateway, rollout))
+            self.send(1, partial(self._flushed, gateway, rollout))
+
+    def _flushed(self, gateway: int, rollout: Rollout) -> None:
+        self.flushing.discard((gateway, rollout))
+        rollout.holders.discard(gateway)
+        if rollout.deadline and not self._holders(rollout):
+            self._end(rollout)
+
+
+@dataclass(slots=True)
+class Polled(Simulation):
+    _waiting: dict[int, int] = field(default_factory=dict)
+    """The polls that wait, with their numbers."""
+
+    def start_gateways(self) -> None:
+        for gateway in range(GATEWAYS):
+            self.at(self.chance.random(), partial(self.send, 1, partial(self._poll, gateway)))
+
+    def ask(self, gateway: int, rollout: Rollout) -> None:
+        self.asked[gateway].add(rollout)
+        self._answer(gateway)
+
+    def _poll(self, gateway: int) -> None:
+        if self.now - self.heard_at.get(gateway, self.now) > GAP:
             for rollout in self.open:
-                rollout.holders = set(self._polled_at)
-        self._polled_at[poller] = self.now
-        self._waiting[poller] = number = next(self._numbers)
-        self._at(self.protocol.wait, lambda: self._answer(poller, number))
-        if self._asked[poller]:
-            self._answer(poller)
+                rollout.holders = set(self.heard_at)
+        self.hear(gateway, self.now)
+        self._waiting[gateway] = number = next(self._numbers)
+        self.at(POLL, lambda: self._answer(gateway, number))
+        if self.asked[gateway]:
+            self._answer(gateway)
 
-    def _answer(self, poller: int, number: int | None = None) -> None:
+    def _answer(self, gateway: int, number: int | None = None) -> None:
         """Ends the poll that waits, if there is one, or only that one."""
-        if poller not in self._waiting or number not in (None, self._waiting[poller]):
+        if gateway not in self._waiting or number not in (None, self._waiting[gateway]):
             return
-        del self._waiting[poller]
-        asked = [rollout for rollout in self._asked.pop(poller, ()) if (poller, rollout) not in self._flushing]
-        self._flushing.update((poller, rollout) for rollout in asked)
-        parts = [asked] if self.protocol.announced else [[rollout] for rollout in asked]
-        for part in filter(None, parts):
-            self._send(len(part), partial(self._flushed, poller, part))
-        self._send(1, lambda: self._poll(poller))
+        del self._waiting[gateway]
+        self.flush(gateway)
+        self.send(1, lambda: self._poll(gateway))
 
-    def _flushed(self, poller: int, rollouts: list[Rollout]) -> None:
-        for rollout in rollouts:
-            self._flushing.discard((poller, rollout))
-            rollout.holders.discard(poller)
-            if rollout.deadline and not self._holders(rollout):
-                self._end(rollout)
+
+@dataclass(slots=True)
+class Announced(Simulation):
+    _called: set[int] = field(default_factory=set)
+    _shown: dict[int, int] = field(default_factory=dict)
+    """The number of the next time that a gateway shows itself."""
+
+    def start_gateways(self) -> None:
+        for machine in range(MACHINES):
+            self.at(NEWS_WAIT * machine / MACHINES, self._question)
+        for gateway in range(GATEWAYS):
+            self.hear(gateway, 0.0)
+            self._show_after(gateway, self.chance.random() * self._pause)
+
+    def begin_call(self) -> None:
+        self.send(1, lambda: None)
+
+    def ask(self, gateway: int, rollout: Rollout) -> None:
+        if gateway in rollout.holders:
+            self.asked[gateway].add(rollout)
+        if gateway not in self._called:
+            self._called.add(gateway)
+            self.send(1, lambda: None)  # its link asks anew
+            self._show_after(gateway, 0.0)
+
+    @property
+    def _pause(self) -> float:
+        return SHOW_PAUSE if self.agents else IDLE_PAUSE
+
+    def _question(self) -> None:
+        self.send(1, lambda: None)
+        self.at(NEWS_WAIT, self._question)
+
+    def _show_after(self, gateway: int, seconds: float) -> None:
+        self._shown[gateway] = number = next(self._numbers)
+
+        def show() -> None:
+            if self._shown[gateway] == number:
+                self.send(1, partial(self._come, gateway, self.now))
+
+        self.at(seconds, show)
+
+    def _come(self, gateway: int, made_at: float) -> None:
+        """Its word is as old as its message was on its way."""
+        self.hear(gateway, made_at)
+        self._called.discard(gateway)
+        self.flush(gateway)
+        self._show_after(gateway, 0.0 if self.now - made_at > GAP else self._pause)
 
 
 def measured_costs(cluster: RayCluster, messages: int) -> Costs:
@@ -267,13 +329,13 @@ def measured_costs(cluster: RayCluster, messages: int) -> Costs:
         return asyncio.run(measure(namespace))
 
 
-def simulate(protocol: Protocol, costs: Costs) -> dict[str, float]:
-    idle = Simulation(protocol, costs, agents=0)
+def simulate(protocol: type[Simulation], costs: Costs) -> dict[str, float]:
+    idle = protocol(costs, agents=0)
     idle.start()
     idle.run(WARM_UP)
     before = idle.messages
-    idle.run(OBSERVED)
-    busy = Simulation(protocol, costs, agents=round(AGENTS_PER_GATEWAY * GATEWAYS / SHARDS))
+    idle.run(IDLE_PAUSE)
+    busy = protocol(costs, agents=round(AGENTS_PER_GATEWAY * GATEWAYS / SHARDS))
     busy.start()
     busy.run(WARM_UP)
     sent = busy.messages
@@ -281,7 +343,7 @@ def simulate(protocol: Protocol, costs: Costs) -> dict[str, float]:
     paused_until = busy.now + PAUSE
     busy.run(PAUSE + OBSERVED)
     return {
-        "idle_messages_per_s": round((idle.messages - before) / OBSERVED, 2),
+        "idle_messages_per_s": round((idle.messages - before) / IDLE_PAUSE, 2),
         "messages_per_s": round(sent / WARM_UP, 1),
         "messages_per_s_after": round((busy.messages - sent) / (PAUSE + OBSERVED), 1),
         "recovery_s": round(busy.recovery(paused_until), 2),
@@ -293,7 +355,7 @@ def simulate(protocol: Protocol, costs: Costs) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.flush_storm", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--announced", action="store_true", help="shards know the holders of each rollout")
+    parser.add_argument("--polled", action="store_true", help="as it was in 0.2")
     parser.add_argument("--quick", action="store_true", help="measure the costs with fewer messages")
     given = parser.parse_args()
     began = time.monotonic()
@@ -301,7 +363,7 @@ def main() -> None:
         costs = measured_costs(cluster, 320 if given.quick else 6_400)
     print(f"a message takes {1e3 * costs.message:.3f} ms of a shard, an operation {1e6 * costs.operation:.1f} µs")
     figures = {"message_ms": round(1e3 * costs.message, 4), "operation_ms": round(1e3 * costs.operation, 5)}
-    figures |= simulate(ANNOUNCED if given.announced else AS_IT_IS, costs)
+    figures |= simulate(Polled if given.polled else Announced, costs)
     for name, value in figures.items():
         print(f"  {name:22} {value:>12g}")
     print(f"took {time.monotonic() - began:.0f} s")

@@ -4,8 +4,6 @@ Each kind is measured by itself with real shards: a machine whose gateways share
 waits for a batch and syncs weights, a dashboard. The figures for many are sums of these, for the first shard of a pool
 and for any other.
 
-The polls for what a gateway has to flush are counted by themselves: they also tell a shard that the gateway lives.
-
     python -m benchmarks.idle
 """
 
@@ -36,7 +34,6 @@ MACHINES, WORKERS, TRAINERS, DASHBOARDS = 50, 50, 1, 1
 """At 200 gateways and 100 shards."""
 TICK = 1.0
 """Seconds between two reports of a gateway's engines, two announcements of a trainer, two polls of a dashboard."""
-FLUSHES = "flush_requests"
 
 
 class CountingTransport:
@@ -131,13 +128,11 @@ def main() -> None:
     figures: dict[str, float] = {}
     for shard, name in ((POOL, "first_shard"), (OTHER, "shard")):
         for kind, transport in transports.items():
-            sent = sum(n for (to, how), n in transport.sent.items() if to == shard and how != FLUSHES)
+            sent = sum(n for (to, _), n in transport.sent.items() if to == shard)
             figures[f"{kind}_to_{name}_per_s"] = round(sent / seconds, 4)
         counts = {"machine": MACHINES, "worker": WORKERS, "trainer": TRAINERS, "dashboard": DASHBOARDS}
         idle = sum(figures[f"{kind}_to_{name}_per_s"] * count for kind, count in counts.items())
         figures[f"idle_{name}_per_s"] = round(idle, 2)
-    flushes = transports["machine"].sent[OTHER, FLUSHES] / seconds
-    figures["flush_polls_per_s"] = round(flushes * MACHINES, 1)
     for name, value in figures.items():
         print(f"  {name:28} {value:>10g}")
     print(f"took {time.monotonic() - began:.0f} s")

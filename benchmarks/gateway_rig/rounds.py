@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.gateway_rig.canned import CHUNKS
 from benchmarks.gateway_rig.load import Load, Order
 from benchmarks.gateway_rig.processes import LoadProcess, Server
 from benchmarks.gateway_rig.subjects import Subject
@@ -22,6 +23,8 @@ class Kind:
 UNSTREAMED = Kind(name="unstreamed", stream=False)
 STREAMED = Kind(name="streamed", stream=True)
 PACED = Kind(name="paced", stream=True, gap=0.01)
+SLOW = Kind(name="slow", stream=True, gap=0.2 / CHUNKS)
+"""An engine that takes 200 ms."""
 KINDS = (UNSTREAMED, STREAMED, PACED)
 
 

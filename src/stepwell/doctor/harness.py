@@ -30,7 +30,7 @@ from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.http.request_body import Message, Receive, Send
 from stepwell.gateway.routes.asgi import GatewayAsgi
-from stepwell.pool.api.calls import CallBegun
+from stepwell.pool.api.calls import CallBegun, HeldCalls
 from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import (
@@ -73,10 +73,7 @@ class RecordingPool:
         pass
 
     async def follow_flushes(
-        self,
-        flush: Callable[[str], Awaitable[None]],
-        held: Callable[[], Sequence[CallBegun]] = list,
-        gateway: str = "",
+        self, flush: Callable[[str], Awaitable[None]], held: Callable[[], HeldCalls] = HeldCalls, gateway: str = ""
     ) -> None:
         pass
 

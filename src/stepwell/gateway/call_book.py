@@ -3,10 +3,12 @@ so that it knows what is missing if the gateway dies."""
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepwell.pool.api.calls import CallBegun
+from stepwell.pool.api.calls import CallBegun, HeldCalls
 from stepwell.pool.api.ports import StepSink
 from stepwell.steps.step import Step
 
@@ -14,6 +16,10 @@ log = logging.getLogger("stepwell.gateway")
 
 ANNOUNCE_WAIT = 2.0
 """Seconds that the end of an answer waits until the pool knows of the call. While the pool is away it does not wait."""
+LATE = 0.5
+"""Seconds of it after which shards are told that an answer waits. With GAP (gateway_roster.py) not more than all."""
+AWAY = 10.0
+"""Seconds for which no answer waits, after one has waited in vain."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,8 +37,12 @@ class CallBook:
         self._announce_wait = announce_wait
         self._calls: dict[str, BookedCall] = {}
         """By uid."""
-        self._is_away = False
+        self._away_until = -math.inf
         """The pool did not take the last announcement that an answer waited for."""
+        self._waiting: dict[str, float] = {}
+        """By uid: since when the end of an answer waits."""
+        self._missed = 0
+        """Announcements that the pool has not taken, of a call or of its end, and unannounced answers."""
         self._ending: set[asyncio.Task[None]] = set()
 
     def begin(self, begun: CallBegun) -> None:
@@ -44,12 +54,17 @@ class CallBook:
         booked = self._calls.get(uid)
         if booked is None:
             return
-        if not booked.announcing.done() and not self._is_away:
+        if not booked.announcing.done() and not self._is_away():
             self._pool.hurry()
-            await asyncio.wait({booked.announcing}, timeout=self._announce_wait)
+            self._waiting[uid] = time.monotonic()
+            try:
+                await asyncio.wait({booked.announcing}, timeout=self._announce_wait)
+            finally:
+                del self._waiting[uid]
         if not booked.announcing.done() or not booked.announcing.result():
-            self._is_away = True
+            self._away_until = time.monotonic() + AWAY
             self.unannounced += 1
+            self._missed += 1
 
     def recorded(self, steps: Sequence[Step]) -> None:
         """They are in the outbox."""
@@ -79,17 +94,22 @@ class CallBook:
             if booked.is_recorded and booked.begun.trajectory_uid == trajectory_uid:
                 self._end(uid, is_lost=True)
 
-    def held(self) -> list[CallBegun]:
-        """What the pool may lack."""
-        return [booked.begun for booked in self._calls.values()]
+    def held(self) -> HeldCalls:
+        oldest = time.monotonic() - LATE
+        is_late = self._is_away() or any(since < oldest for since in self._waiting.values())
+        return HeldCalls([booked.begun for booked in self._calls.values()], self._missed, is_late)
+
+    def _is_away(self) -> bool:
+        return time.monotonic() < self._away_until
 
     async def _announce(self, begun: CallBegun) -> bool:
         try:
             await self._pool.begin_call(begun)
         except Exception as failure:  # noqa: BLE001 - the agent gets its answer; the pool asks for all calls later
             log.debug("the pool does not take the announcement of a call: %s", failure)
+            self._missed += 1
             return False
-        self._is_away = False
+        self._away_until = -math.inf
         return True
 
     def _end(self, uid: str, *, is_lost: bool) -> None:
@@ -104,3 +124,4 @@ class CallBook:
             await self._pool.end_call(begun.trajectory_uid, begun.prompt_uid, begun.uid, is_lost=is_lost)
         except Exception as failure:  # noqa: BLE001 - if the gateway dies, a rollout is marked that lacks nothing
             log.debug("the pool does not take the end of a call: %s", failure)
+            self._missed += 1

@@ -49,7 +49,14 @@ class Exchange:
 
     def announcement(self) -> CallBegun:
         step = self.begun
-        return CallBegun(step.trajectory_uid, step.prompt_uid, step.uid, key=self.key, repeats=self.headers.repeats)
+        return CallBegun(
+            step.trajectory_uid,
+            step.prompt_uid,
+            step.uid,
+            key=self.key,
+            repeats=self.headers.repeats,
+            began_at=step.started_at,
+        )
 
     def attributes(self) -> dict[str, str | int]:
         """For the trace."""

@@ -3,8 +3,6 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-import pytest
-
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.gathering import GatheringTransport
 from tests.rig.fake_engine import FakeEngine
@@ -27,7 +25,6 @@ class CountingLocalTransport(LocalTransport):
         return await super().call(*args, **kwargs)  # type: ignore[arg-type]
 
 
-@pytest.mark.xfail(strict=True, reason="each gateway asks each shard once a second (D17)")
 async def test_many_idle_gateways_on_one_link_ask_a_shard_less_than_five_times_a_second(engine: FakeEngine) -> None:
     pool = LocalPool(transport=CountingLocalTransport)
     link = GatheringTransport(pool.transport)

@@ -15,9 +15,10 @@ from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step_filter import INCOMPLETE
+from stepwell.steps.step_filter import INCOMPLETE, UNSEEN
 from tests.builders import make_step
 from tests.rig.asked import asked
+from tests.rig.requested import requested
 
 
 class PoolClock:
@@ -66,7 +67,7 @@ async def die(shard: ShardService, clock: PoolClock, seconds: float = HEARTBEAT 
     end = clock.now + seconds
     while clock.now < end:
         clock.now += 1.0
-        await shard.flush_requests("a", 0.0)
+        await requested(shard, "a")
 
 
 async def complete(shard: ShardService) -> None:
@@ -149,7 +150,7 @@ async def test_a_gateway_that_was_only_cut_off_tells_its_calls_and_they_are_lost
     await call(shard, "over", "b")
     await die(shard, clock)
     assert sorted(lost_calls(shard)) == [("b", "held"), ("b", "over")]
-    assert await shard.flush_requests("b", 0.0) == [TELL_CALLS]
+    assert await requested(shard, "b") == [TELL_CALLS]
     await asked(shard, TellCalls("b", [CallBegun("t", "p", "held", "b")]))
     assert kinds(shard) == [None]
     await die(shard, clock)
@@ -169,10 +170,29 @@ async def test_what_is_asked_again_of_another_gateway_is_not_missed(
     assert kinds(shard) == [None, None]
 
 
+@pytest.mark.parametrize("is_late", [True, False])
+@pytest.mark.parametrize("is_step_first", [True, False])
+async def test_of_two_calls_with_a_key_the_one_that_began_later_is_read_whichever_is_announced_first(
+    shard: ShardService, is_late: bool, is_step_first: bool
+) -> None:
+    first = CallBegun("t", "p", "first try", "b", "same", Repeats.ALL, began_at=1.0)
+    second = CallBegun("t", "p", "second try", "a", "same", Repeats.ALL, began_at=2.0)
+    if is_step_first:
+        await add_step(shard, "first try")
+    for announced in (second, first) if is_late else (first, second):
+        await asked(shard, BeginCall(announced))
+    if not is_step_first:
+        await add_step(shard, "first try")
+    await add_step(shard, "second try")
+    steps = shard.pool.state.trajectories["t"].steps
+    assert fault_kind(steps["first try"].untrainable or "") == UNSEEN
+    assert steps["second try"].untrainable is None
+
+
 async def test_a_pause_of_the_shard_is_no_death_of_a_gateway(shard: ShardService, clock: PoolClock) -> None:
     await call(shard, "under way", "b")
     clock.now += 10 * HEARTBEAT
-    await shard.flush_requests("a", 0.0)
+    await requested(shard, "a")
     assert kinds(shard) == [None]
     assert "b" in shard.shard.gateways.living()
 
@@ -202,7 +222,7 @@ async def test_after_a_restart_a_gateway_that_never_told_may_have_had_a_call(
     journal = SqliteJournal(tmp_path / "journal.db", closed_kept=10)
     shard = start(clock, journal=journal)
     if is_back:
-        assert await shard.flush_requests("b", 0.0) == [TELL_CALLS]
+        assert await requested(shard, "b") == [TELL_CALLS]
         await asked(shard, TellCalls("b", []))
     await die(shard, clock, 2 * HEARTBEAT + 2)
     assert kinds(shard) == [None if is_back else INCOMPLETE]
@@ -235,7 +255,7 @@ async def test_a_gateway_that_takes_over_a_spool_is_waited_for_in_place_of_the_o
 ) -> None:
     await call(shard, "in the spool", "spool.1")
     await call(shard, "nowhere", "spool.1")
-    await shard.flush_requests("spool.2", 0.0)
+    await requested(shard, "spool.2")
     assert shard.shard.gateways.living() == ("a", "spool.2")
     trajectory = shard.pool.state.trajectories["t"]
     assert trajectory.gateways == ("a", "spool.2")

@@ -6,6 +6,7 @@ from stepwell.errors import Conflict
 from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision, PolicyStatus, RewardTally
 from stepwell.up.command_policy import promote, roll_back, set_version, status_lines
 from tests.rig.local_pool import LocalPool
+from tests.rig.requested import requested
 
 CANARY = Canary(7, ("http://new",), 0.1, began_at=1_000.0)
 BEGUN = PolicyDecision(7, "canary", "guard", "validation 0.8, best 0.8", 1_000.0)
@@ -51,7 +52,7 @@ async def test_a_version_without_a_canary_is_allowed_for_a_guard_and_changes_not
 
 async def test_an_operator_sets_a_version_that_an_engine_has_and_no_other(pool: LocalPool) -> None:
     shard = pool.transport.services["data_pool"]
-    await shard.flush_requests("gateway", 0.0)
+    await requested(shard, "gateway")
     await shard.report_engines("gateway", {"http://new": 0})
     said = await set_version(pool, 0)
     assert said == "the policy has version 0: engines that report it, or a newer one, get calls within a second"

@@ -6,7 +6,7 @@ Every call to the pool raises PoolUnavailable instead of waiting without end.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from stepwell.pool.api.calls import CallBegun
+from stepwell.pool.api.calls import CallBegun, HeldCalls
 from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups, ReadyGroups
@@ -100,14 +100,11 @@ class StepSink(EngineDirectory, Protocol):
         """Send announcements that wait for others now."""
 
     async def follow_flushes(
-        self,
-        flush: Callable[[str], Awaitable[None]],
-        held: Callable[[], Sequence[CallBegun]] = list,
-        gateway: str = "",
+        self, flush: Callable[[str], Awaitable[None]], held: Callable[[], HeldCalls] = HeldCalls, gateway: str = ""
     ) -> None:
         """Serve trajectories as a gateway, until cancelled. `flush` is called with a trajectory_uid when the pool needs
-        all steps that are held here; it returns when the pool has them. `held` are all calls whose steps the pool may
-        lack. The name of this process begins with `gateway`."""
+        all steps that are held here; it returns when the pool has them. `held` is what it knows of its
+        calls. The name of this process begins with `gateway`."""
 
     async def stop_serving(self) -> None:
         """This gateway ends, and holds nothing."""

@@ -1,38 +1,49 @@
-"""A gateway's side of completions: it sends what it holds of a trajectory, or tells its calls, when a shard asks."""
+"""A gateway's side of completions: it sends what it holds of a trajectory, or tells its calls, when a shard asks.
+
+It waits for its topic at each shard, and shows itself there when the topic is posted, or after the seconds that the
+shard has said.
+"""
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.calls import TELL_CALLS
+from stepwell.pool.api.calls import TELL_CALLS, HeldCalls, Repeats
+from stepwell.pool.api.news import UNSEEN, flush_topic
 from stepwell.pool.client.shards import PLAN_AGE, ShardSet
+from stepwell.pool.shard.operation import Operation
+from stepwell.pool.slices.calls import ShowItself, TakeRequests, TellCalls
 
 log = logging.getLogger("stepwell.pool")
 
-REQUEST_WAIT = 1.0
-"""Seconds that one call waits for requests. The calls show that the gateway lives, and that it reaches the shard."""
 RETRY_PAUSE = 0.5
 LEAVE_TIMEOUT = 2.0
 
 Flush = Callable[[str], Awaitable[None]]
-Tell = Callable[[str], Awaitable[None]]
-"""Tells a shard which calls are under way."""
+Held = Callable[[], HeldCalls]
+AskShard = Callable[[Operation[Any], str], Awaitable[Any]]
 
 
 class FlushFollower:
     """Follows the requests of every shard, also of those that join the pool later."""
 
-    def __init__(self, shards: ShardSet) -> None:
+    def __init__(self, shards: ShardSet, ask: AskShard) -> None:
         self.gateway = ""
         """The name by which shards know this gateway; empty until it follows their requests."""
         self._shards = shards
+        self._ask = ask
         self._serving: set[tuple[str, str]] = set()
         """What shards have asked for."""
+        self._told: dict[str, int] = {}
+        """By shard: `HeldCalls.missed` as it was when the shard was last told all calls."""
 
-    async def run(self, flush: Flush, tell: Tell, gateway: str = "") -> None:
+    async def run(self, flush: Flush, held: Held, gateway: str = "") -> None:
         """Until cancelled. Each process has a name of its own, so that one that is started again does not pass for the
         one that died. What stands before the dot says whose steps it has taken over."""
         self.gateway = ".".join(filter(None, (gateway, uuid4().hex)))
@@ -43,7 +54,7 @@ class FlushFollower:
                 for shard in [shard for shard in followed if shard not in names]:
                     followed.pop(shard).cancel()
                 for shard in [shard for shard in names if shard not in followed]:
-                    followed[shard] = following.create_task(self._follow(shard, flush, tell, following))
+                    followed[shard] = following.create_task(self._follow(shard, flush, held, following))
                 await self._shards.next_plan(PLAN_AGE)
 
     async def leave(self) -> None:
@@ -59,25 +70,34 @@ class FlushFollower:
             except PoolUnavailable:
                 await asyncio.sleep(RETRY_PAUSE)
 
-    async def _follow(self, shard: str, flush: Flush, tell: Tell, following: asyncio.TaskGroup) -> None:
-        calls = self._shards.at(shard, timeout=REQUEST_WAIT + self._shards.timeout)
+    async def _follow(self, shard: str, flush: Flush, held: Held, following: asyncio.TaskGroup) -> None:
+        topic, revision = flush_topic(self.gateway), UNSEEN
+        answered_at, is_called = time.monotonic(), True
         while True:
+            calls = held()
+            has_told = not calls.is_late and calls.missed == self._told.get(shard, 0)
+            take = TakeRequests if is_called else ShowItself
             try:
-                requested = await calls.flush_requests(self.gateway, REQUEST_WAIT)
+                requests = await self._ask(take(self.gateway, time.monotonic() - answered_at, has_told), shard)
+                answered_at = time.monotonic()
+                for trajectory_uid in requests.trajectory_uids:
+                    if (shard, trajectory_uid) not in self._serving:
+                        self._serving.add((shard, trajectory_uid))
+                        following.create_task(self._serve(shard, trajectory_uid, flush, held))
+                news = await self._shards.wait_news(shard, {topic: revision}, requests.pause) if requests.pause else {}
             except Exception as failure:  # noqa: BLE001 - a gateway that stops asking would count as dead
                 log.debug("shard %s does not tell what to flush: %s", shard, failure)
                 await asyncio.sleep(RETRY_PAUSE)
                 continue
-            for trajectory_uid in requested:
-                if (shard, trajectory_uid) not in self._serving:
-                    self._serving.add((shard, trajectory_uid))
-                    following.create_task(self._serve(shard, trajectory_uid, flush, tell))
+            is_called = topic in news or not requests.pause
+            if topic in news:
+                revision = news[topic].revision
 
-    async def _serve(self, shard: str, trajectory_uid: str, flush: Flush, tell: Tell) -> None:
+    async def _serve(self, shard: str, trajectory_uid: str, flush: Flush, held: Held) -> None:
         """If it fails, the shard asks again."""
         try:
             if trajectory_uid == TELL_CALLS:
-                await tell(shard)
+                await self._tell(shard, held())
                 return
             await flush(trajectory_uid)
             await self._shards.at(shard).flushed(self.gateway, [trajectory_uid])
@@ -85,3 +105,8 @@ class FlushFollower:
             log.warning("shard %s waits for what is held of %s: %s", shard, trajectory_uid, failure)
         finally:
             self._serving.discard((shard, trajectory_uid))
+
+    async def _tell(self, shard: str, held: HeldCalls) -> None:
+        calls = [replace(call, gateway=self.gateway, repeats=Repeats.NONE) for call in held.calls]
+        await self._ask(TellCalls(self.gateway, calls), shard)
+        self._told[shard] = held.missed

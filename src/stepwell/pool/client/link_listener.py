@@ -34,7 +34,7 @@ log = logging.getLogger("stepwell.pool")
 
 GATEWAY_CALLS = (
     *("plan", "adopt_plan", "run", "run_flushed", "serving", "change_engines", "report_engines", "pacing"),
-    *("wait_news", "flush_requests", "flushed", "leave"),
+    *("wait_news", "flushed", "leave"),
 )
 DASHBOARD_CALLS = ("stats", "series", "changes", "read", "preview", "decisions", "reward_tallies")
 ATROPOS_CALLS = (

@@ -4,9 +4,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from stepwell.errors import UnknownTrajectory
-from stepwell.pool.api.calls import CallBegun, Repeats
+from stepwell.pool.api.calls import CallBegun, HeldCalls
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import SessionCall, SessionPlace
@@ -14,7 +15,8 @@ from stepwell.pool.client.asking import AskingClient
 from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.group_routing import ask_any, rows_of, submit_to_owners
 from stepwell.pool.client.shards import ShardSet
-from stepwell.pool.slices.calls import BeginCall, EndCall, MarkUnseen, TellCalls
+from stepwell.pool.shard.operation import Operation
+from stepwell.pool.slices.calls import BeginCall, EndCall, MarkUnseen
 from stepwell.pool.slices.sessions import FindSession, PlaceSession
 from stepwell.pool.slices.steps import AddGroups, AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import (
@@ -36,7 +38,11 @@ class ProducerClient(AskingClient):
 
     def __init__(self, shards: ShardSet) -> None:
         super().__init__(shards)
-        self._flushes = FlushFollower(shards)
+
+        async def ask_shard(operation: Operation[Any], shard: str) -> Any:
+            return await self.ask_at(operation, shard, await shards.plan())
+
+        self._flushes = FlushFollower(shards, ask_shard)
 
     async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         return await self.ask(ChannelIfOpen(trajectory_uid, prompt_uid, self._flushes.gateway))
@@ -111,17 +117,9 @@ class ProducerClient(AskingClient):
         await self.ask(EndCall(trajectory_uid, prompt_uid, uid, is_lost))
 
     async def follow_flushes(
-        self,
-        flush: Callable[[str], Awaitable[None]],
-        held: Callable[[], Sequence[CallBegun]] = list,
-        gateway: str = "",
+        self, flush: Callable[[str], Awaitable[None]], held: Callable[[], HeldCalls] = HeldCalls, gateway: str = ""
     ) -> None:
-        async def tell(shard: str) -> None:
-            plan, own = await self.shards.plan(), self._flushes.gateway
-            calls = [replace(call, gateway=own, repeats=Repeats.NONE) for call in held()]
-            await self.ask_at(TellCalls(own, calls), shard, plan)
-
-        await self._flushes.run(flush, tell, gateway)
+        await self._flushes.run(flush, held, gateway)
 
     async def stop_serving(self) -> None:
         await self._flushes.leave()

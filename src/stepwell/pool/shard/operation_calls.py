@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from stepwell.errors import PoolUnavailable, StepwellError
+from stepwell.pool.api.news import flush_topic
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import TRAIN, FlushNeeded
 from stepwell.pool.api.shard_layout import GroupElsewhere
@@ -73,14 +74,6 @@ class OperationCalls(ShardCalls):
             raise answer
         return answer
 
-    async def flush_requests(self, gateway: str, timeout: float) -> list[str]:
-        """The trajectories of which this gateway must send all steps that it holds. Waits until there are some."""
-        async with self._transactions.transaction():
-            self.shard.note_gateway(gateway)
-        requested = await self.shard.gateways.requests(gateway, timeout)
-        self._transactions.check_open()
-        return requested
-
     async def flushed(self, gateway: str, trajectory_uids: Sequence[str]) -> None:
         """The gateway holds no step of these trajectories."""
         self._transactions.check_open()
@@ -94,6 +87,7 @@ class OperationCalls(ShardCalls):
         """The gateway ends, and holds nothing."""
         async with self._transactions.transaction():
             self.shard.gateways.leave(gateway)
+            self.shard.news.remove(flush_topic(gateway))
             self.pool.state.lose_gateway(gateway, is_dead=False)
             self.pool.state.set_living_gateways(self.shard.gateways.living())
 
@@ -120,8 +114,7 @@ class OperationCalls(ShardCalls):
                     f"{len(holders)} gateways have not sent their steps of trajectory {trajectory_uid} within "
                     f"{timeout:g} s; try again"
                 )
-            for holder in holders:
-                self.shard.gateways.ask(holder, trajectory_uid)
+            self.shard.gateways.ask_for(self.pool.state.trajectories[trajectory_uid], holders)
             await self.shard.gateways.wait(self._transactions.recheck_interval)
             self._transactions.check_open()
 
@@ -142,8 +135,7 @@ class OperationCalls(ShardCalls):
     def _end_unless_held(self, trajectory: Trajectory) -> bool:
         """A gateway with a call in flight says so when it is asked: then the session is not idle any more."""
         holders = self.shard.gateways.holders(trajectory, but="")
-        for holder in holders:
-            self.shard.gateways.ask(holder, trajectory.uid)
+        self.shard.gateways.ask_for(trajectory, holders)
         if not holders:
             self.pool.sessions.end_idle(trajectory)
         return not holders

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from uuid import uuid4
 
 from stepwell.pool.api.calls import CallBegun
+from stepwell.pool.api.news import flush_topic
 from stepwell.pool.api.producing import FlushNeeded, RewardGiven
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.shard.engine_reports import EngineReports
@@ -22,11 +23,13 @@ class Shard:
         self.transactions = transactions
         self.pool = transactions.pool
         """The rules and the state. Other code in the same process may read them."""
-        self.gateways = GatewayRoster(self.pool.state.gateways, transactions.monotonic)
         self.epoch = uuid4().hex
         """Another one after each start."""
         self.engine_reports = EngineReports(transactions.monotonic)
         self.news = ShardNews(self.epoch, transactions, self.engine_reports)
+        self.gateways = GatewayRoster(
+            self.pool.state.gateways, transactions.monotonic, lambda gateway: self.news.post(flush_topic(gateway))
+        )
 
     @property
     def serving(self) -> Serving:
@@ -37,6 +40,8 @@ class Shard:
         trajectory = self.pool.state.trajectories.get(trajectory_uid)
         if trajectory is not None:
             self.pool.state.touch_session(trajectory)
+        if gateway:
+            self.gateways.watch()
         if gateway in self.pool.state.gateways:
             self.gateways.note(gateway)
         elif gateway:
@@ -49,6 +54,7 @@ class Shard:
         """It lives. After a restart of the shard it is asked too."""
         for ended in self.gateways.take_predecessors(gateway):
             self.pool.state.lose_gateway(ended, heir=gateway)
+            self.news.remove(flush_topic(ended))
         self.gateways.note(gateway)
         self.look_for_dead()
         self.pool.state.set_living_gateways(self.gateways.living())
@@ -60,6 +66,7 @@ class Shard:
             if not has_told:
                 self.pool.state.lose_untold(gateway)
             self.pool.state.lose_gateway(gateway)
+            self.news.remove(flush_topic(gateway))
 
     def note_told(self, gateway: str, calls: Sequence[CallBegun]) -> None:
         """These are all calls that it has under way."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepwell.common.message_format import message
-from stepwell.pool.api.calls import CallBegun
+from stepwell.pool.api.calls import CallBegun, Requests
 from stepwell.pool.shard.operation import Operation, ShardRoute, TrajectoryOperation
 
 if TYPE_CHECKING:
@@ -63,6 +63,31 @@ class TellCalls(Operation[None]):
 
     def run(self, shard: "Shard") -> None:
         shard.note_told(self.gateway, self.calls)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class TakeRequests(Operation[Requests]):
+    """The gateway lives, and asks what it has to send. It was called."""
+
+    gateway: str
+    since: float
+    """Seconds from the answer to the last one until this one was made."""
+    has_told: bool
+    """The shard knows its calls, and will know those that end in the next GAP seconds before their answers end."""
+    route = ShardRoute.NAMED
+
+    def run(self, shard: "Shard") -> Requests:
+        shard.note_gateway(self.gateway)
+        return shard.gateways.take_requests(self.gateway, self.since, has_told=self.has_told)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class ShowItself(TakeRequests):
+    """The same without a call: nobody waits for it."""
+
+    patience = ANNOUNCING
 
 
 @message

@@ -6,11 +6,13 @@
 - A rollout with a lost call is incomplete: its steps are marked, so that no trainer gets them.
 """
 
+from bisect import bisect
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from stepwell.pool.api.calls import CallBegun, Repeats
 from stepwell.pool.state.mark_operations import MarkOperations
-from stepwell.pool.state.records import OpenCalls, Trajectory
+from stepwell.pool.state.records import AskedCall, OpenCalls, Trajectory
 from stepwell.steps.step_filter import UNSEEN
 
 
@@ -27,13 +29,17 @@ class CallOperations(MarkOperations):
         if trajectory is None or trajectory.completed:
             return
         calls = trajectory.calls = trajectory.calls or OpenCalls()
-        lost = {uid for _, uid in trajectory.lost_calls}
-        earlier = calls.asked[call.key] if call.key else []
-        if call.uid not in earlier:
+        asked = calls.asked[call.key] if call.key else []
+        if not any(other.uid == call.uid for other in asked):
+            own = AskedCall(call.began_at, call.uid, call.repeats is Repeats.ALL)
+            place = bisect(asked, own.began_at, key=attrgetter("began_at"))
+            lost = {uid for _, uid in trajectory.lost_calls}
             if call.repeats is not Repeats.NONE:
-                repeated = [uid for uid in earlier if call.repeats is Repeats.ALL or uid in lost]
+                repeated = [one.uid for one in asked[:place] if own.replaces_all or one.uid in lost]
                 self._replace_calls(trajectory, repeated)
-            earlier.append(call.uid)
+            if any(later.replaces_all for later in asked[place:]):
+                self._replace_calls(trajectory, [own.uid])
+            asked.insert(place, own)
         if call.uid not in trajectory.steps:
             calls.gateways[call.uid] = call.gateway
 

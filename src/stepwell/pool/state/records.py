@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar, TypeAlias, cast
+from typing import ClassVar, NamedTuple, TypeAlias, cast
 
 from stepwell.pool.api.curation import BY_A_PERSON, MARKS
 from stepwell.pool.api.producing import ENDED_BY
@@ -58,17 +58,24 @@ def json_bytes(fields: JsonObject) -> int:
     return total
 
 
+class AskedCall(NamedTuple):
+    began_at: float
+    uid: str
+    replaces_all: bool
+    """Whatever was asked with its key before."""
+
+
 @dataclass(slots=True, eq=False)
 class OpenCalls:
     """Of one trajectory, only in memory: after a restart of the shard, gateways tell theirs."""
 
     gateways: dict[str, str] = field(default_factory=dict)
     """By uid of an open call."""
-    asked: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """By key: the uids of all calls, ended ones too, in the order of their announcements."""
+    asked: defaultdict[str, list[AskedCall]] = field(default_factory=lambda: defaultdict(list))
+    """By key: all calls, ended ones too, in the order in which they began."""
 
     def is_asked_again(self, uid: str) -> bool:
-        return any(uid in uids[:-1] for uids in self.asked.values())
+        return any(uid == asked.uid for calls in self.asked.values() for asked in calls[:-1])
 
 
 @dataclass(slots=True, eq=False)

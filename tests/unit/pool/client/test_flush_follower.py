@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from stepwell.pool.api.calls import CallBegun
-from stepwell.pool.shard.gateway_roster import GAP
+from stepwell.pool.api.calls import HeldCalls
 from tests.rig.local_pool import LocalPool, LocalTransport
 from tests.rig.waiting import until
 
@@ -15,15 +14,18 @@ MOST_POLLS = 20
 
 class Polled(LocalTransport):
     polls = 0
+    tells = 0
     tells_held: asyncio.Event | None = None
 
     async def call(self, shard: str, method: str, args: object, kwargs: object) -> object:
-        if method == "flush_requests":
+        if "TakeRequests" in repr(args) or "ShowItself" in repr(args):
             self.polls += 1
             if self.polls > MOST_POLLS:
                 await asyncio.sleep(60)  # it would never let the test go on
-        elif "TellCalls" in repr(args) and self.tells_held is not None:
-            await self.tells_held.wait()
+        if "TellCalls" in repr(args):
+            self.tells += 1
+            if self.tells_held is not None:
+                await self.tells_held.wait()
         return await super().call(shard, method, args, kwargs)  # type: ignore[arg-type]
 
 
@@ -31,28 +33,28 @@ class Polled(LocalTransport):
 async def test_while_a_gateway_tells_its_calls_it_asks_no_more_often(is_slow: bool) -> None:
     pool = LocalPool(transport=Polled)
     transport: Polled = pool.transport
-    told: list[bool] = []
 
-    def held() -> list[CallBegun]:
-        told.append(True)
-        return []
+    def held() -> HeldCalls:
+        return HeldCalls(missed=1)
 
     async def flush(trajectory_uid: str) -> None:
         raise AssertionError(trajectory_uid)
 
+    transport.tells_held = asyncio.Event() if is_slow else None
     following = asyncio.create_task(pool.follow_flushes(flush, held))
+    gateways = transport.services[pool.plan.name].shard.gateways
     try:
-        await until(lambda: transport.polls == 1, "the gateway to ask")
-        transport.tells_held = asyncio.Event() if is_slow else None
-        pool.advance_to(2 * GAP)
-        await until(lambda: bool(told), "the gateway to be asked for its calls")
+        await until(lambda: transport.tells == 1, "the gateway to tell its calls", 20.0)
         if transport.tells_held is not None:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2.0)
             transport.tells_held.set()
-        gateway = next(iter(transport.services.values())).shard.gateways
-        await until(lambda: not gateway._untold, "the shard to know the calls")
+        await until(lambda: not gateways._untold, "the shard to know the calls", 20.0)
+        polls = transport.polls
+        assert polls <= MOST_POLLS
+        gateways.watch()
+        await until(lambda: transport.polls > polls, "the gateway to come again", 20.0)
+        assert not gateways._untold, "it has told them"
+        assert transport.tells == 1
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-    assert transport.polls <= MOST_POLLS
-    assert len(told) == 1

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.pool.api.calls import TELL_CALLS
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.calls import TellCalls
 from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import ChannelIfOpen
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked
+from tests.rig.requested import next_requested, requested
 from tests.rig.waiting import until
 
 IDLE = 10.0
@@ -64,15 +63,13 @@ async def test_an_idle_session_waits_for_the_steps_that_a_gateway_holds(clock: C
     service = make_service(clock)
     await open_session(service, "gateway")
     clock.now += IDLE
-    assert await service.flush_requests("gateway", 10.0) == ["s"]
+    assert await next_requested(service, "gateway") == ["s"]
     assert not is_completed(service)
     await asked(service, AddSteps(pack([make_step("s", SESSION.prompt_uid, uid="held")])))
     await service.flushed("gateway", ["s"])
     assert not is_completed(service)
     clock.now += IDLE
-    assert await service.flush_requests("gateway", 10.0) == [TELL_CALLS]
-    assert not is_completed(service)
-    await asked(service, TellCalls("gateway", []))
+    assert await requested(service, "gateway") == []
     await until(lambda: is_completed(service), "the idle end")
     assert len(service.pool.state.trajectories["s"].steps) == 2
 
@@ -81,7 +78,7 @@ async def test_a_gateway_with_a_call_in_flight_keeps_its_session_open(clock: Clo
     service = make_service(clock)
     await open_session(service, "gateway")
     clock.now += IDLE
-    assert await service.flush_requests("gateway", 10.0) == ["s"]
+    assert await next_requested(service, "gateway") == ["s"]
     await service.run([ChannelIfOpen(SESSION.trajectory_uid, SESSION.prompt_uid, "gateway")])
     await service.flushed("gateway", ["s"])
     trajectory = service.pool.state.trajectories["s"]
