@@ -116,6 +116,13 @@ def api_router(state: DashboardState) -> APIRouter:
         known = sorted((await state.stats.get()).channels)
         return json_response(await state.next_batches.of(channel, known))
 
+    router.include_router(_curation_router(state, queries))
+    return router
+
+
+def _curation_router(state: DashboardState, queries: DashboardQueries) -> APIRouter:
+    router = APIRouter()
+
     @router.post("/curate")
     async def curate(request: Request, asked: CurationAsked) -> Response:
         """Mark, unmark, reject or relabel trajectories; returns the outcome for each."""

@@ -196,6 +196,42 @@ class TrainedRows:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Usable:
+    """Which rollouts and steps of a batch can be trained."""
+
+    trajectory_of_S: IndexArray
+    is_new_T: BoolArray
+    lacks_logprobs_T: BoolArray
+    is_overlong_T: BoolArray
+    is_other_S: BoolArray
+    """Their temperature is another one. The next: they do not tell it."""
+    is_unknown_S: BoolArray
+    is_unusable_S: BoolArray
+    """Their own advantages are."""
+
+    def wanted(self) -> BoolArray:
+        wanted_T = self.is_new_T & ~self.lacks_logprobs_T & ~self.is_overlong_T
+        wanted_S: BoolArray = wanted_T[self.trajectory_of_S] & ~self.is_unknown_S
+        return wanted_S & ~self.is_other_S & ~self.is_unusable_S
+
+    def left_out(self, groups: tuple[int, int, int], is_scored_T: BoolArray) -> LeftOut:
+        """Of new rollouts, with the groups of which nothing can be learned: single, identical, equal."""
+        single, identical, equal = groups
+        is_new_T, is_new_S = self.is_new_T, self.is_new_T[self.trajectory_of_S]
+        return LeftOut(
+            groups_single=single,
+            groups_identical=identical,
+            groups_equal=equal,
+            rollouts_unscored=int((is_new_T & ~is_scored_T[: len(is_new_T)]).sum()),
+            rollouts_without_logprobs=int((is_new_T & self.lacks_logprobs_T).sum()),
+            rollouts_overlong=int((is_new_T & self.is_overlong_T).sum()),
+            steps_other_temperature=int((is_new_S & self.is_other_S).sum()),
+            steps_unknown_temperature=int((is_new_S & self.is_unknown_S).sum()),
+            steps_unusable_advantages=int((is_new_S & self.is_unusable_S).sum()),
+        )
+
+
 def choose_rows(
     batch: TrainingBatch,
     known: Container[str],
@@ -212,38 +248,35 @@ def choose_rows(
     is_new_T = ~in_parts_of(known_T, group_of_T)
 
     compared = compare(batch, settings, past, group_of_T[known_T])
-    advantages, is_unusable_S = _response_advantages(batch, settings, compared), unusable_advantages(columns)
-    is_overlong_T = _overlong(batch, is_filtered=settings.filter_overlong)
+    advantages = _response_advantages(batch, settings, compared)
     is_missing_token = is_missing(columns.logprobs)
-    lacks_logprobs_T = np.zeros_like(is_new_T)
-    if settings.old_logprobs == "recorded":
-        lacks_logprobs_T = _lacking(batch, is_missing_token)
+    is_recorded = settings.old_logprobs == "recorded"
     temperatures_S, is_unknown_S, is_other_S = step_temperatures(columns, settings)
-    wanted_T = is_new_T & ~lacks_logprobs_T & ~is_overlong_T
-    wanted_S = wanted_T[trajectory_of_S] & ~is_unknown_S & ~is_other_S & ~is_unusable_S
+    usable = _Usable(
+        trajectory_of_S=trajectory_of_S,
+        is_new_T=is_new_T,
+        lacks_logprobs_T=_lacking(batch, is_missing_token) if is_recorded else np.zeros_like(is_new_T),
+        is_overlong_T=_overlong(batch, is_filtered=settings.filter_overlong),
+        is_other_S=is_other_S,
+        is_unknown_S=is_unknown_S,
+        is_unusable_S=unusable_advantages(columns),
+    )
+    wanted_S = usable.wanted()
     wanted = columns.mask & np.repeat(wanted_S, responses_S) & ~np.isnan(advantages)
     advantages = np.nan_to_num(advantages)
     group_of = np.repeat(group_of_T[trajectory_of_S], responses_S)
     differs = columns.mask & (advantages != 0.0)
-    trained = np.zeros(len(merged.tokens), np.bool_)
-    trained[merged.places] = wanted & in_parts_of(wanted & differs, group_of)
-    lengths_R = np.diff(merged.offsets_R)
-    trained[merged.offsets_R[:-1][lengths_R > 0]] = False  # a row's first token follows nothing
+    trained = _trained(merged, wanted & in_parts_of(wanted & differs, group_of))
     missing = np.zeros(len(merged.tokens), np.bool_)
     missing[merged.places] = is_missing_token
     missing &= trained
-    is_assumed_S = np.isnan(columns.temperatures_S) & wanted_S
 
+    lengths_R = np.diff(merged.offsets_R)
     has_some_R = np.bincount(parts_of(lengths_R), trained, len(lengths_R)) > 0
     shortest_first = np.argsort(lengths_R, kind="stable")
     differs_G: BoolArray = np.bincount(group_of, differs, len(group_of_T)) > 0
     is_equal_T = ~differs_G[group_of_T]
-    is_scored_T = ~np.isnan(compared.common_T)
-    has_fallback = settings.baseline not in NEED_SIBLINGS or settings.fallback_baseline not in NO_FALLBACK
-    single, identical, equal = _unlearnable_groups(
-        batch, merged, compared, is_new_T & is_equal_T, has_fallback=has_fallback
-    )
-    is_new_S = is_new_T[trajectory_of_S]
+    groups = _unlearnable_groups(batch, merged, compared, is_new_T & is_equal_T, settings)
     return TrainedRows(
         merged=replace(merged, logprobs=np.where(missing, np.float32(np.nan), merged.logprobs)),
         advantages=place_responses(merged, advantages),
@@ -252,23 +285,21 @@ def choose_rows(
         trained=trained,
         missing=missing,
         recomputed=np.zeros_like(missing),
-        temperatures_assumed=int(is_assumed_S.sum()),
+        temperatures_assumed=int((np.isnan(columns.temperatures_S) & wanted_S).sum()),
         uids_T=uids_T,
         is_new_T=is_new_T,
-        left_out=LeftOut(
-            groups_single=single,
-            groups_identical=identical,
-            groups_equal=equal,
-            rollouts_unscored=int((is_new_T & ~is_scored_T[: len(is_new_T)]).sum()),
-            rollouts_without_logprobs=int((is_new_T & lacks_logprobs_T).sum()),
-            rollouts_overlong=int((is_new_T & is_overlong_T).sum()),
-            steps_other_temperature=int((is_new_S & is_other_S).sum()),
-            steps_unknown_temperature=int((is_new_S & is_unknown_S).sum()),
-            steps_unusable_advantages=int((is_new_S & is_unusable_S).sum()),
-        ),
+        left_out=usable.left_out(groups, ~np.isnan(compared.common_T)),
         reward=_mean(whole_returns(batch, settings)),
         statistics=compared.after(),
     )
+
+
+def _trained(merged: MergedRows, wanted: BoolArray) -> BoolArray:
+    """Of the tokens of rows, by those of responses."""
+    trained = np.zeros(len(merged.tokens), np.bool_)
+    trained[merged.places] = wanted
+    trained[merged.offsets_R[:-1][np.diff(merged.offsets_R) > 0]] = False  # a row's first token follows nothing
+    return trained
 
 
 def response_advantages(
@@ -390,8 +421,7 @@ def _unlearnable_groups(
     merged: MergedRows,
     compared: Compared,
     is_unlearnable_T: BoolArray,
-    *,
-    has_fallback: bool,
+    settings: RowSettings,
 ) -> tuple[int, int, int]:
     """How many groups have one scored rollout that is compared with nothing, how many have identical ones, and how many
     have other ones that are equal, or equal to their baseline."""
@@ -401,6 +431,7 @@ def _unlearnable_groups(
     ends_T = offsets(np.bincount(batch.trajectory_of_S, batch.columns.response_lengths_S).astype(np.int64)).tolist()
     is_scored_T, present = ~np.isnan(compared.common_T), len(batch.group_of_T)
     others = compared.group_of_T[present:][is_scored_T[present:]]
+    has_fallback = settings.baseline not in NEED_SIBLINGS or settings.fallback_baseline not in NO_FALLBACK
     single = identical = equal = 0
     for group in np.unique(batch.group_of_T[is_unlearnable_T]).tolist():
         scored = np.flatnonzero((batch.group_of_T == group) & is_scored_T[:present]).tolist()

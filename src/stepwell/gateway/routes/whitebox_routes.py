@@ -48,12 +48,7 @@ def whitebox_router(
     @router.post("/generate", response_model=gateway_api.GenerationDone)
     async def generate(wanted: gateway_api.Generate, response: Response) -> gateway_api.GenerationDone | Response:
         """Sample from token ids; what could not be trained on is refused."""
-        if len(wanted.prompt_ids) > prompt_length:
-            raise BadRequest(f"{len(wanted.prompt_ids)} prompt tokens are more than --prompt-length {prompt_length}")
-        sampling = dict(wanted.sampling_params)
-        if sampling.get("n") not in (None, 1):
-            raise BadRequest("n must be 1: one generation is answered with one sequence of tokens")
-        make_explicit(sampling, response_length)
+        sampling = _explicit_sampling(wanted, prompt_length, response_length)
         began = time.time()
         generated = await engines.generate(wanted.prompt_ids, sampling)
         if isinstance(generated, RefusedReply):
@@ -88,17 +83,31 @@ def whitebox_router(
         """Ask the reward worker."""
         if rewards is None:
             raise NotReady("no reward worker; start the gateway with --reward-worker-name")
-        fields = wanted.model_dump()
-        if images := fields.pop("multi_modal_data"):
-            fields["extra_fields"] = {"multi_modal_data": images, **wanted.extra_fields}
-        prompt_text = await asyncio.to_thread(tokenizer.decode, wanted.prompt_ids)
-        response_text = await asyncio.to_thread(tokenizer.decode, wanted.response_ids)
-        score = await rewards.compute_reward(
-            RewardRequest(**fields, prompt_text=prompt_text, response_text=response_text)
-        )
-        return gateway_api.RewardComputed.model_validate(score, from_attributes=True)
+        return await _computed_reward(wanted, rewards, tokenizer)
 
     return router
+
+
+def _explicit_sampling(wanted: gateway_api.Generate, prompt_length: int, response_length: int) -> dict[str, Any]:
+    if len(wanted.prompt_ids) > prompt_length:
+        raise BadRequest(f"{len(wanted.prompt_ids)} prompt tokens are more than --prompt-length {prompt_length}")
+    sampling = dict(wanted.sampling_params)
+    if sampling.get("n") not in (None, 1):
+        raise BadRequest("n must be 1: one generation is answered with one sequence of tokens")
+    make_explicit(sampling, response_length)
+    return sampling
+
+
+async def _computed_reward(
+    wanted: gateway_api.ComputeReward, rewards: RewardScorer, tokenizer: BackgroundTokenizer
+) -> gateway_api.RewardComputed:
+    fields = wanted.model_dump()
+    if images := fields.pop("multi_modal_data"):
+        fields["extra_fields"] = {"multi_modal_data": images, **wanted.extra_fields}
+    prompt_text = await asyncio.to_thread(tokenizer.decode, wanted.prompt_ids)
+    response_text = await asyncio.to_thread(tokenizer.decode, wanted.response_ids)
+    score = await rewards.compute_reward(RewardRequest(**fields, prompt_text=prompt_text, response_text=response_text))
+    return gateway_api.RewardComputed.model_validate(score, from_attributes=True)
 
 
 async def _check_channels(caller: Caller, channel: str, steps: Sequence[Step], pool: StepSink) -> None:
