@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from stepwell.pool.api.curation import BY_A_PERSON, MARKS
 from stepwell.pool.api.producing import ENDED_BY
@@ -101,8 +101,6 @@ class Trajectory:
     given."""
     reward_source: str = ""
     reward_revision: int = 0
-    reward_left_out: ClassVar[bool] = False
-    """A field that older versions wrote. It keeps its place in the journal."""
     late_rewards: int = 0
     """Number of rewards that came after it was handed out."""
     reward_lease: str | None = None
@@ -113,9 +111,8 @@ class Trajectory:
     """Its extent when reward workers that judge by step last judged it."""
     awaits_steps: bool = False
     """Do reward workers that judge by step still owe a judgement of it?"""
-    gateways: tuple[str, ...] | None = None
-    """The gateways that may hold steps of it. None if it may be any: the journal is of a release that did not write
-    it."""
+    gateways: tuple[str, ...] = ()
+    """The gateways that may hold steps of it."""
     calls: OpenCalls | None = None
     lost_calls: tuple[tuple[str, str], ...] = ()
     """Calls whose steps are missing for good, as it seems: the gateway and the uid of each, which is empty if it is
