@@ -214,8 +214,8 @@ class Trajectory:
 
     def is_closed_to(self, started_at: float, age: float | None, pool_time: float, grace: float) -> bool:
         """Does a step come too late that arrives now, of a call that began so many seconds ago? A call that was in
-        flight at the completion has some grace. A sender of an older release tells no age: then its clock counts. A
-        negative age says that the sender's clock was set back, and nothing of the call."""
+        flight at the completion has some grace. Without an age, the sender's clock counts. A negative age says that
+        the sender's clock was set back, and nothing of the call."""
         seconds = pool_time - self.completed_time
         is_begun_later = started_at > self.completed_at + SLACK if age is None else 0.0 <= age < seconds - SLACK
         return self.completed and (seconds > grace or is_begun_later)
