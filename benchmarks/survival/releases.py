@@ -25,8 +25,8 @@ from tests.rig.gateways import gateway_process
 from tests.rig.ray_nodes import RayNodes, ray_nodes
 from tests.rig.threads import in_thread
 
-PREVIOUS = "b149f940"
-"""The first commit whose pool takes operations; from it on, releases can be mixed."""
+PREVIOUS = "7059718d"
+"""The first commit with the journal of 0.3, which refuses those of before; from it on, releases can be mixed."""
 CHECKOUT = Path(__file__).parents[2]
 SECONDS, AGENTS = 20.0, 6
 """Of load at each pool, and for each gateway."""

@@ -84,8 +84,6 @@ class Column:
     """Does the dashboard show it with each step?"""
     since: int = 1
     """The version of the Arrow and JSON-lines schema that brought it."""
-    journal_since: int = 1
-    """The version of the journal that brought it."""
 
     def __post_init__(self) -> None:
         if not self.packed:
@@ -141,7 +139,6 @@ STEP_COLUMNS = (
         submitted=True,
         shown=True,
         since=4,
-        journal_since=6,
     ),
     Column(
         name="temperature",
@@ -152,7 +149,6 @@ STEP_COLUMNS = (
         submitted=True,
         shown=True,
         since=5,
-        journal_since=7,
     ),
     Column(
         name="trajectory_return",
@@ -181,9 +177,8 @@ STEP_COLUMNS = (
         packed="prompts_made",
         shown=True,
         since=6,
-        journal_since=9,
     ),
-    Column(name="lineage", kind=K.OBJECT, default={}, stored=S.CARRIED, packed="lineages", since=6, journal_since=9),
+    Column(name="lineage", kind=K.OBJECT, default={}, stored=S.CARRIED, packed="lineages", since=6),
 )
 GROUP_COLUMNS = (
     Column(name="group", kind=K.INT32, per=P.GROUP, stored=S.RECORD),

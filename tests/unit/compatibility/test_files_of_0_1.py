@@ -1,72 +1,33 @@
-"""Files written by Stepwell 0.1 are read: journal, archive, JSON lines and spool (tests/fixtures/0.1)."""
+"""Of the files that Stepwell 0.1 wrote (tests/fixtures/0.1), archive, JSON lines and spool are read, and the journal is
+refused."""
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from stepwell.errors import JournalRefused
 from stepwell.gateway.recording.spool_file import SpoolFile
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.batch import batch_from_arrow
 from stepwell.steps.columns import unpack
 from stepwell.steps.json_lines import step_groups_from_lines
 from stepwell.steps.step import Step
-from tests.builders import EasyPool, make_step
-from tests.unit.pool.shard.journals import open_pool, opened
+from tests.unit.pool.shard.journals import open_pool
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "0.1"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())
-LIMITS = Limits(group_size=2, history_size=4)
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[EasyPool]:
+def test_its_journal_is_refused_untouched(tmp_path: Path) -> None:
     path = unpacked("journal.sqlite", tmp_path)
-    pool, _, report = open_pool(path, LIMITS)
-    assert [report.groups, report.steps] == EXPECTED["restored"]
-    assert not report.damaged
-    yield pool
-    opened.pop().close()
-
-
-def test_groups_of_its_journal_are_handed_out_field_by_field(pool: EasyPool) -> None:
-    taken = pool.take(1)
-    assert taken is not None
-    assert as_json(taken[0]) == EXPECTED["ready"]
-
-
-def test_a_lease_of_its_journal_can_be_acknowledged(pool: EasyPool) -> None:
-    assert pool.leasing.ack(EXPECTED["lease"]) == EXPECTED["ack"] == "done"
-
-
-def test_history_audit_trail_and_policy_version_of_its_journal_are_there(pool: EasyPool) -> None:
-    assert pool.state.policy_version == EXPECTED["policy_version"]
-    assert [
-        [entry.by, entry.action, entry.trajectory_uid, entry.outcome, entry.before, entry.after, entry.why]
-        for entry in pool.curator.audit(9)
-    ] == EXPECTED["audit"]
-    pool.take(1)
-    drawn = pool.take(1, history=1.0)
-    assert drawn is not None
-    assert {step.prompt_uid for step in drawn[0]} <= {f"trained{n}" for n in range(2, 6)}
-
-
-def test_an_open_trajectory_of_its_journal_goes_on(pool: EasyPool) -> None:
-    again = make_step("open", "open-prompt", uid="open-0", started_at=100.0)
-    assert [str(verdict) for verdict in pool.submit([again])] == EXPECTED["submitted_again"] == ["duplicate"]
-    assert pool.submit([make_step("open", "open-prompt", uid="open-9", started_at=109.0)]) == ["accepted"]
-    pool.register(Registration("open-b", "open-prompt"))
-    pool.submit([make_step("open-b", "open-prompt", uid="open-b-0")])
-    pool.complete("open", "open-prompt", 1.0)
-    pool.complete("open-b", "open-prompt", 0.0)
-    taken = pool.take(2)
-    assert taken is not None
-    assert {step.trajectory_uid for step in taken[1]} == {"open", "open-b"}
+    before = path.read_bytes()
+    with pytest.raises(JournalRefused, match="is of an older release: it has schema version 5, and this"):
+        open_pool(path)
+    assert path.read_bytes() == before
 
 
 def test_its_archive_is_read_field_by_field() -> None:

@@ -80,7 +80,7 @@ async def test_steps_of_the_same_pool_are_delivered(tmp_path: Path) -> None:
             assert (held(pool), outbox.lost.total()) == (LEFT, 0)
 
 
-async def test_a_spool_of_a_release_that_noted_no_pool_is_delivered(tmp_path: Path) -> None:
+async def test_a_spool_that_names_no_pool_is_delivered(tmp_path: Path) -> None:
     await leave_steps(tmp_path / "spool", "")
     pool = made_pool("new")
     with closing(Spool(tmp_path / "spool")) as spool:

@@ -60,7 +60,7 @@ def test_the_journal_of_another_pool_or_shard_is_refused_unchanged(
     open_journal(place, OURS, must_exist=True).close()
 
 
-def test_a_journal_of_before_there_were_identities_is_taken_over(place: Place) -> None:
+def test_a_journal_that_does_not_say_whose_it_is_is_taken_over(place: Place) -> None:
     open_journal(place, None).close()
     open_journal(place, OURS, must_exist=True).close()
     assert header_of(place) == JournalHeader(SCHEMA_VERSION, 2, OURS)

@@ -139,7 +139,7 @@ class PoolPlan:
     """With journals and without a resource, the address of the node on which each shard runs."""
 
     revision: int = field(default=0, compare=False)
-    """Raised with every change of the shards. 0: the shards are of a release in which they cannot change."""
+    """Raised with every change of the shards. 0 before a shard has the plan."""
     draining: tuple[Layout, ...] = field(default=(), compare=False)
     """Former layouts, oldest first. Groups that were opened by them stay where they are until they leave the pool."""
 
@@ -180,8 +180,8 @@ class PoolPlan:
 
     @property
     def stamp(self) -> Mapping[str, int]:
-        """What a call that was routed by this plan carries: nothing for shards of a release without revisions."""
-        return {"revision": self.revision} if self.revision else {}
+        """What a call that was routed by this plan carries."""
+        return {"revision": self.revision}
 
     def resharded(self, shards: int) -> "PoolPlan":
         """New groups go to so many shards from now on."""

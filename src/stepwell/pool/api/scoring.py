@@ -80,8 +80,7 @@ class Judgement:
     source: str
     """The reward function's name."""
     steps: tuple[str, ...] = ()
-    """The identities of the steps that the worker saw, in order. Empty, as from a worker of an older release: all that
-    the pool holds."""
+    """The identities of the steps that the worker saw, in order. Empty: all that the pool holds."""
 
 
 @message

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain, groupby
-from typing import TypedDict
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import new_reward_lease
@@ -23,12 +22,6 @@ from stepwell.steps.columns import unpack
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.pool")
-
-
-class TakeTerms(TypedDict, total=False):
-    """What is sent only if it is wanted: a shard of an older release does not know it."""
-
-    by_step: bool
 
 
 class ScoringClient(ShardClient):
@@ -47,11 +40,10 @@ class ScoringClient(ShardClient):
     ) -> tuple[str, list[list[Step]]] | None:
         names = await self.shards.names()
         self._turn = (self._turn + 1) % len(names)
-        terms: TakeTerms = {"by_step": True} if by_step else {}
         with suppress(PoolUnavailable):
-            if (taken := await self._take(names[self._turn], count, lease, terms)) is not None:
+            if (taken := await self._take(names[self._turn], count, lease, by_step)) is not None:
                 return taken
-        return await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout, terms)
+        return await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout, by_step)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
         async def give(name: str, own: list[int]) -> list[tuple[int, bool]]:
@@ -70,7 +62,7 @@ class ScoringClient(ShardClient):
         return [counted for _, counted in sorted(chain.from_iterable(answers))]
 
     async def _take_first(
-        self, names: Sequence[str], count: int, lease: float, timeout: float, terms: TakeTerms
+        self, names: Sequence[str], count: int, lease: float, timeout: float, by_step: bool
     ) -> tuple[str, list[list[Step]]] | None:
         """From the first shard that has work. None also if there are other shards by now."""
         deadline = time.monotonic() + timeout
@@ -86,7 +78,7 @@ class ScoringClient(ShardClient):
                         outcomes.append(outcome)
                         continue
                     with suppress(PoolUnavailable):
-                        if (taken := await self._take(name, count, lease, terms)) is not None:
+                        if (taken := await self._take(name, count, lease, by_step)) is not None:
                             return taken
                         self._empty[name] = outcome  # another worker was faster
                     waits[asyncio.create_task(self._wait(name, deadline))] = name
@@ -114,9 +106,9 @@ class ScoringClient(ShardClient):
             if time.monotonic() >= deadline:
                 return failure
 
-    async def _take(self, name: str, count: int, lease: float, terms: TakeTerms) -> tuple[str, list[list[Step]]] | None:
+    async def _take(self, name: str, count: int, lease: float, by_step: bool) -> tuple[str, list[list[Step]]] | None:
         lease_uid = new_reward_lease(name)
-        columns = await self.shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid, **terms)
+        columns = await self.shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid, by_step)
         if columns is None:
             return None
         with self._held.holding((name, lease_uid)):

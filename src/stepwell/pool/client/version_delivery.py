@@ -78,9 +78,8 @@ class VersionDelivery:
         try:
             while self._version is not None and (sent != self._version or name in self._withdrawn):
                 version, withdrawn = self._version, self._withdrawn.get(name)
-                also = () if withdrawn is None else (withdrawn,)  # a shard of an older release takes the version alone
                 try:
-                    serving = await self._shards.at(name).set_policy_version(version, *also)
+                    serving = await self._shards.at(name).set_policy_version(version, withdrawn)
                     sent = version
                     if self._withdrawn.get(name) == withdrawn:
                         self._withdrawn.pop(name, None)

@@ -240,11 +240,6 @@ def reshard_pool(pool: str, shards: int, namespace: str, *, timeout: float = STA
 
     async def change() -> PoolPlan:
         plan: PoolPlan = await transport.call(pool, "plan", (), {})
-        if not plan.revision:
-            raise PoolUnavailable(
-                f"DataPool {pool!r} runs with an older release, in which the number of shards cannot change: create it "
-                "again with this release first"
-            )
         return await reshard(transport, plan, shards, start)
 
     try:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 from zlib import crc32
 
@@ -31,7 +31,7 @@ from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement
-from stepwell.steps.schema import CARRIED, STEP_COLUMNS
+from stepwell.steps.schema import CARRIED
 from stepwell.steps.step_filter import StepFilter
 
 Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
@@ -39,26 +39,24 @@ Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 Wait: TypeAlias = Callable[[str], Awaitable[None]]
 """Tells operators why work cannot go on now. Returns when it is to be tried again."""
 
-SCHEMA_VERSION = max(12, *(column.journal_since for column in STEP_COLUMNS))
-"""Raised with every change to a table or to the fields below. Fields that an older file lacks take their defaults."""
+SCHEMA_VERSION = 13
+"""Raised with every change to a table, to the snapshot or to the fields below. A journal of another version is
+refused."""
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
-    *("source", "given_up"),  # new fields come last, here and below
+    *("source", "given_up"),
 )
 TRAJECTORY_FIELDS = (
     *("uid", "metadata", "completed", "reward", "reward_source", "reward_revision", "step_count"),
-    *("reward_left_out", "rejected", "completed_at", "completed_time", "kept_rewards", "late_rewards"),
-    *("marks", "gateways", "lost_calls"),
+    *("rejected", "completed_at", "completed_time", "kept_rewards", "late_rewards", "marks", "gateways", "lost_calls"),
 )
-STEP_FIELDS = (
+OWN_NAMES = (
     *("identity", "uid", "step_index", "prompt_length", "response_length", "policy_version", "version_spans"),
-    *("metadata", "exactness", "finish_reason", "sampling", "extras", "started_at", "quarantine", "branch", "nbytes"),
-    *("untrainable", *(column.name for column in STEP_COLUMNS if column.journal_since > 5)),
+    *("metadata", "exactness", "started_at", "quarantine", "branch", "nbytes", "untrainable", "model"),
 )
 CARRIED_NAMES = tuple(column.name for column in CARRIED)
-OWN_NAMES = tuple(name for name in STEP_FIELDS if name not in CARRIED_NAMES)
+STEP_FIELDS = (*OWN_NAMES, *CARRIED_NAMES)
 own_values = attrgetter(*OWN_NAMES)
-in_journal_order = itemgetter(*map((*OWN_NAMES, *CARRIED_NAMES).index, STEP_FIELDS))
 FILTER_FIELDS = ("min_exactness", "untrainable", "models")
 SEALED = b"#"
 """Begins a value with a checksum. No JSON begins with it."""
@@ -169,7 +167,7 @@ class ShardJournal(StateJournal):
         return aside
 
     def pool_time(self) -> float | None:
-        """At which the pool stopped; None if it is new. Older versions counted wall-clock time and did not write it."""
+        """At which the pool stopped; None if it is new. If it is lost, the time of the last change stands for it."""
         for (value,) in self.store.rows("SELECT value FROM meta WHERE key = 'pool_time'"):
             return float(unseal(value, "pool_time"))
         return self.store.written_at
@@ -365,12 +363,10 @@ def seal(value: object, *keys: object) -> bytes:
 
 
 def unseal(sealed: bytes, *keys: object) -> Any:
-    """What `seal` wrote. ValueError if it is something else. Up to version 10 there was no checksum."""
+    """What `seal` wrote. ValueError if it is something else."""
     if not isinstance(sealed, bytes):
         raise ValueError(f"{type(sealed).__name__} in place of a value")
-    if sealed[:1] != SEALED:
-        return load_json(sealed)
-    if sealed[1:9] != b"%08x" % checksum(sealed[9:], keys=keys):
+    if sealed[:9] != b"%c%08x" % (SEALED, checksum(sealed[9:], keys=keys)):
         raise ValueError(f"its checksum is wrong: {sealed[:100]!r}")
     return load_json(sealed[9:])
 
@@ -386,7 +382,7 @@ def _step_row(trajectory: int, step: StoredStep, placement: Placement | None) ->
         None if step.logprobs is None else step.logprobs.data,
         None if step.mask is None else step.mask.view(np.uint8).data,
     )
-    info = _dump(in_journal_order((*own_values(step), *step.carried)))
+    info = _dump((*own_values(step), *step.carried))
     keys, (*state, state_checksum) = (step.number, trajectory, base, shared), _sealed_state(step)
     return (*keys, info, *state, *blobs, checksum(info, *blobs, keys=keys), state_checksum)
 

@@ -21,10 +21,11 @@ READ_EPOCH = "SELECT value FROM meta WHERE key = 'epoch'"
 @dataclass(frozen=True, slots=True)
 class JournalHeader:
     schema_version: int = 0
+    """0 if none can be read: the journal is new, or its header is damaged. Damage is noticed row by row."""
     epoch: int = 0
     """Raised by every opening. A process with an older one cannot commit."""
     identity: JournalIdentity | None = None
-    """None if an older version wrote it."""
+    """None if it cannot be read, or nobody has said whose journal it is."""
     layouts: tuple[Layout, ...] = ()
     """By which the pool has shards, as far as this shard knows; none if it has not written them yet."""
 
@@ -42,11 +43,19 @@ class JournalHeader:
         return cls(**found)
 
     def reopened(self, name: str, identity: JournalIdentity | None) -> "JournalHeader":
-        """What the process that opens the journal writes. JournalRefused if it is not its journal."""
+        """What the process that opens the journal writes. JournalRefused if it is not its journal, or another release
+        wrote it."""
         if self.schema_version > SCHEMA_VERSION:
             raise JournalRefused(
                 f"journal {name} has schema version {self.schema_version}, and this Stepwell reads up to "
                 f"{SCHEMA_VERSION}; use the newer Stepwell that wrote it, or another --journal"
+            )
+        if 0 < self.schema_version < SCHEMA_VERSION:
+            raise JournalRefused(
+                f"journal {name} is of an older release: it has schema version {self.schema_version}, and this "
+                f"Stepwell reads {SCHEMA_VERSION} alone. To take the data along, run the pool with the release that "
+                "wrote it, and `stepwell export --to FILE`; then create the pool with this release and another "
+                "--journal, and `stepwell import FILE`"
             )
         if identity is not None and self.identity is not None:
             why_not = identity.why_not(self.identity)
@@ -64,6 +73,6 @@ class JournalHeader:
 def _layouts(snapshot: bytes | str) -> tuple[Layout, ...]:
     try:
         fields = unseal(snapshot if isinstance(snapshot, bytes) else snapshot.encode(), SNAPSHOT_KEY)
-        return tuple(Layout(*layout) for layout in fields.get("layouts", ()))
+        return tuple(Layout(*layout) for layout in fields.get("layouts", ()))  # another release may have none
     except ValueError:
         return ()  # damage is noticed when the journal is read

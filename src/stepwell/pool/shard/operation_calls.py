@@ -77,11 +77,9 @@ class OperationCalls(ShardCalls):
     async def flushed(self, gateway: str, trajectory_uids: Sequence[str]) -> None:
         """The gateway holds no step of these trajectories."""
         self._transactions.check_open()
-        gateways = self.shard.gateways
         for trajectory in filter(None, map(self.pool.state.trajectories.get, trajectory_uids)):
-            known = gateways.holders(trajectory, but=gateway) if trajectory.gateways is None else trajectory.gateways
-            self.pool.state.set_gateways(trajectory, {*known} - {gateway})
-        gateways.notify()
+            self.pool.state.set_gateways(trajectory, {*trajectory.gateways} - {gateway})
+        self.shard.gateways.notify()
 
     async def leave(self, gateway: str) -> None:
         """The gateway ends, and holds nothing."""

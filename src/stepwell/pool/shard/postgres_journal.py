@@ -26,7 +26,7 @@ from psycopg.types.numeric import Int8BinaryDumper
 from stepwell.common.urls import hide_password
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import PUT_META, SCHEMA_VERSION, JournalFailed, Statement, Wait
+from stepwell.pool.shard.journal import PUT_META, JournalFailed, Statement, Wait
 from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity, missing
 from stepwell.pool.shard.table_moves import MOVED, OLD, mirrored, moves, of_both
@@ -59,14 +59,6 @@ CREATE TABLE lineage (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BY
 CREATE TABLE tombstones (digest TEXT PRIMARY KEY, info BYTEA);
 """
 """Tokens are not compressed: that would take longer than writing them."""
-UPGRADES = (
-    "ALTER TABLE closed ADD COLUMN IF NOT EXISTS subject TEXT DEFAULT ''",
-    "CREATE TABLE IF NOT EXISTS lineage (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA)",
-    "CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BYTEA)",
-    "CREATE TABLE IF NOT EXISTS acknowledged (uid TEXT PRIMARY KEY)",
-    "ALTER TABLE steps ADD COLUMN IF NOT EXISTS state_checksum BIGINT",
-)
-"""What an older journal lacks (versions 10 and 11)."""
 CONNECTION: dict[str, Any] = {
     "target_session_attrs": "read-write",
     "connect_timeout": 5,
@@ -235,9 +227,6 @@ class PostgresStore:
             cursor = self.db.cursor()
             if found is None:
                 self._create_tables(cursor)
-            elif found.schema_version < SCHEMA_VERSION:
-                for statement in UPGRADES:
-                    cursor.execute(statement)
             _execute_all(cursor, [(PUT_META, header.rows())])
         self.header = header
         self._moving = {table for table in MOVED if table + OLD in self.tables()}

@@ -38,7 +38,6 @@ from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement, PrefixTree
-from stepwell.steps.schema import STEP_COLUMNS
 from stepwell.steps.step import Exactness, VersionSpan
 from stepwell.steps.step_filter import StepFilter
 
@@ -49,8 +48,6 @@ STEP_ROW = (
     *("shipped", "added", "logprobs", "mask", "checksum", "state_checksum"),
 )
 STEPS_OF_TRAJECTORIES = "SELECT trajectory, count(*) FROM steps GROUP BY trajectory"
-STEP_DEFAULTS: dict[str, Any] = {column.name: column.default for column in STEP_COLUMNS}
-"""The values of columns that the journal of an older version lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,26 +189,22 @@ class JournalReader:
 
     def groups(self) -> Iterator[Group]:
         for seq, info in self._table("groups", "seq, info"):
-            if (fields := self._named(GROUP_FIELDS, info, seq, new=2)) is not None:
+            if (fields := self._named(GROUP_FIELDS, info, seq)) is not None:
                 yield Group(seq, **fields)
 
     def trajectories(self, groups: Mapping[int, Group]) -> Iterator[Trajectory]:
         for number, seq, info in self._table("trajectories", "number, group_seq, info"):
-            fields = self._named(TRAJECTORY_FIELDS, info, number, seq, new=9)
+            fields = self._named(TRAJECTORY_FIELDS, info, number, seq)
             if seq not in groups or fields is None:
                 self.damaged = True
                 log.error("trajectory %s is lost, or its group", fields["uid"] if fields else f"number {number}")
                 continue
             self._step_counts[number] = fields.pop("step_count")
-            fields.pop("reward_left_out", None)
-            fields.setdefault("completed_time", fields.get("completed_at", 0.0))
-            fields["kept_rewards"] = tuple(map(tuple, fields.get("kept_rewards", ())))
-            fields["lost_calls"] = tuple(map(tuple, fields.get("lost_calls", ())))
-            if fields.get("gateways") is not None:
-                fields["gateways"] = tuple(fields["gateways"])
-            marks = fields.pop("marks", {})
+            fields["kept_rewards"] = tuple(map(tuple, fields["kept_rewards"]))
+            fields["lost_calls"] = tuple(map(tuple, fields["lost_calls"]))
+            fields["gateways"] = tuple(fields["gateways"])
+            fields["marks"] = {uid: (name, own) for uid, (name, own) in fields["marks"].items()}
             trajectory = Trajectory(group=groups[seq], number=number, **fields)
-            trajectory.marks = {uid: (name, own) for uid, (name, own) in marks.items()}
             trajectory.group.trajectories[trajectory.uid] = trajectory
             yield trajectory
 
@@ -254,9 +247,9 @@ class JournalReader:
 
     def leases(self) -> Iterator[Lease]:
         for uid, channel, expires_at, step_filter in self._table("leases", "uid, channel, expires_at, gate"):
-            fields = self._named(FILTER_FIELDS, step_filter, uid, channel, expires_at, new=1)
+            fields = self._named(FILTER_FIELDS, step_filter, uid, channel, expires_at)
             if fields is not None:
-                grade, models = Exactness(fields["min_exactness"]), tuple(fields.get("models", ()))
+                grade, models = Exactness(fields["min_exactness"]), tuple(fields["models"])
                 yield Lease(uid, channel, expires_at, StepFilter(grade, fields["untrainable"], models))
 
     def ended(self) -> Iterator[tuple[str, Settlement]]:
@@ -308,13 +301,13 @@ class JournalReader:
             for fields in self._parsed(value, "decisions") or ():
                 yield PolicyDecision(**fields)
 
-    def _named(self, names: Sequence[str], info: bytes, *keys: object, new: int = 0) -> dict[str, Any] | None:
-        """The values by name. An older file may lack the last `new` ones."""
+    def _named(self, names: Sequence[str], info: bytes, *keys: object) -> dict[str, Any] | None:
+        """The values by name."""
         values = self._parsed(info, *keys)
-        if not isinstance(values, list) or not len(names) - new <= len(values) <= len(names):
+        if not isinstance(values, list) or len(values) != len(names):
             self.damaged = True
             return None
-        return dict(zip(names, values, strict=False))
+        return dict(zip(names, values, strict=True))
 
     def _parsed(self, value: bytes, *keys: object) -> Any:
         """None if the value, or another column of its row, is not what was written."""
@@ -343,20 +336,20 @@ class JournalReader:
 
 
 def _is_intact(row: tuple[Any, ...]) -> bool:
-    """Are its checksums right? Up to version 10, there was one, of the values without the keys."""
+    """Are its checksums right?"""
     *keys, info, reward, source, revision, lease, shipped, added, logprobs, mask, check, state_check = row
     state, values = (reward, source, revision, lease, bool(shipped)), (info, added, logprobs, mask)
     try:
-        is_intact = checksum(*values, keys=tuple(keys)) == check or checksum(*values) == check
+        expected = checksum(*values, keys=tuple(keys)), checksum(keys=(row[0], *state))
     except TypeError:  # a number in place of bytes
         return False
-    return is_intact and state_check in (None, checksum(keys=(row[0], *state)))
+    return (check, state_check) == expected
 
 
 def _read_step(trajectory: Trajectory, row: tuple[Any, ...]) -> bool:
     """Restore one step. False if the step that it extends is missing."""
     number, _, base, shared, info, reward, source, revision, lease, shipped, added, logprobs, mask, *_ = row
-    fields = STEP_DEFAULTS | dict(zip(STEP_FIELDS, load_json(info), strict=False))
+    fields = dict(zip(STEP_FIELDS, load_json(info), strict=True))
     fields["version_spans"] = tuple(VersionSpan(*span) for span in fields["version_spans"])
     step = StoredStep(
         **{name: fields[name] for name in OWN_NAMES} | {"exactness": Exactness(fields["exactness"])},

@@ -46,9 +46,8 @@ class Shard:
             self.gateways.note(gateway)
         elif gateway:
             self.note_gateway(gateway)
-        known = None if trajectory is None else trajectory.gateways
-        if trajectory is not None and known is not None and gateway and gateway not in known:
-            self.pool.state.set_gateways(trajectory, {*known, gateway})
+        if trajectory is not None and gateway and gateway not in trajectory.gateways:
+            self.pool.state.set_gateways(trajectory, {*trajectory.gateways, gateway})
 
     def note_gateway(self, gateway: str) -> None:
         """It lives. After a restart of the shard it is asked too."""

@@ -23,7 +23,7 @@ from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement, Wait
 from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity, missing
-from stepwell.pool.shard.sqlite_scrub import OVERWRITES, SqliteScrub, free_bytes
+from stepwell.pool.shard.sqlite_scrub import SqliteScrub, free_bytes
 from stepwell.pool.shard.table_moves import OLD, mirrored, of_both
 
 TABLES = """
@@ -45,9 +45,9 @@ CREATE TABLE IF NOT EXISTS audit (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB
 CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS lineage (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
 CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BLOB) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS steps_by_trajectory ON steps (trajectory);
 """
-BY_TRAJECTORY = "CREATE INDEX IF NOT EXISTS steps_by_trajectory ON steps (trajectory)"
-"""How many steps each trajectory has: so it is known after damage which trajectories lack some."""
+"""The index tells how many steps each trajectory has: so it is known after damage which trajectories lack some."""
 KEYED_BY_TEXT = ("leases", "acknowledged", "archived", "tombstones")
 MAX_KEY = 2**63 - 1
 CHECKPOINT_PAGES = 4_096
@@ -171,7 +171,6 @@ class SqliteStore:
         try:
             with closing(open_wal(fresh, sync=self._sync)) as db:
                 _create_tables(db)
-                db.execute(BY_TRAJECTORY)
                 db.execute("BEGIN")
                 for sql, rows in ((PUT_META, self.header.rows()), *statements):
                     db.executemany(sql, rows)
@@ -229,6 +228,7 @@ class SqliteStore:
         return lock
 
     def _open_file(self) -> sqlite3.Connection:
+        read_header(self.path).reopened(self.name, self._wanted)  # a refused journal keeps its log as it is
         wal_frames = count_wal_frames(self.path)
         db = open_wal(self.path, sync=self._sync)
         try:
@@ -236,9 +236,7 @@ class SqliteStore:
             self.torn_frames = max(0, wal_frames - recovered_frames)
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             db.text_factory = _as_text
-            _read_header(db).reopened(self.name, self._wanted)  # refused before anything is changed
             _create_tables(db)
-            _upgrade(db)
             self._write_header(db)
             if self._sync:
                 sync_path(self.path.parent)
@@ -291,7 +289,8 @@ def find_sqlite_journals(folder: str, pool: str) -> dict[str, JournalHeader]:
 def read_header(path: Path) -> JournalHeader:
     """Of a file that may be in use."""
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            db.text_factory = _as_text
             return _read_header(db)
     except sqlite3.Error:
         return JournalHeader()  # what is damaged is seen when it is opened
@@ -314,28 +313,6 @@ def _as_text(value: bytes) -> str:
 
 
 def _create_tables(db: sqlite3.Connection) -> None:
-    """What is deleted from now on is overwritten. A file of an older version may have pages that are not."""
+    """What is deleted is overwritten."""
     db.execute("PRAGMA secure_delete = ON")
-    if db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
-        db.execute(f"PRAGMA user_version = {OVERWRITES}")
     db.executescript(TABLES)
-
-
-def _upgrade(db: sqlite3.Connection) -> None:
-    """Add what an older file lacks: the step filter of leases (version 2), the revision (version 3) and the subject
-    (version 10) of closed trajectories, the second checksum and the index of steps (version 11)."""
-    if "state_checksum" not in {name for _, name, *_ in db.execute("PRAGMA table_info(steps)")}:
-        db.execute("ALTER TABLE steps ADD COLUMN state_checksum INTEGER")
-    try:
-        db.execute(BY_TRAJECTORY)
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError:
-        pass  # the steps of an older file are damaged: that is noticed when they are read
-    if "gate" not in {name for _, name, *_ in db.execute("PRAGMA table_info(leases)")}:
-        gate = b'["submitted", false]'.hex()
-        db.execute(f"ALTER TABLE leases ADD COLUMN gate BLOB DEFAULT x'{gate}'")
-    if "revision" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:
-        db.execute("ALTER TABLE closed ADD COLUMN revision INTEGER DEFAULT 0")
-    if "subject" not in {name for _, name, *_ in db.execute("PRAGMA table_info(closed)")}:
-        db.execute("ALTER TABLE closed ADD COLUMN subject TEXT DEFAULT ''")

@@ -24,11 +24,8 @@ ROOM = 32 * MIB
 PIECES_PER_CHECKPOINT = 8
 MAX_FRAMES = 4_096
 """Frames of the log that a reader of the file may keep there until pieces wait for it."""
-FILLED_PAGES = 64
-OVERWRITES = 1
-"""`user_version` of a file in which SQLite has overwritten all that was ever deleted."""
 IN_USE = "another process reads the journal, a backup for example"
-NOT_MOVED = {"meta", "filler", "sqlite_sequence"}
+NOT_MOVED = {"meta", "sqlite_sequence"}
 INDEXES = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
 """Those that were created by a statement of their own."""
 
@@ -89,21 +86,6 @@ class SqliteScrub:
                 count = f"INSERT INTO sqlite_sequence (name, seq) {number}"  # no row number is given again
                 self._write([*begin, (count, ()), (rows, ()), (f"DROP TABLE {table}{OLD}", ())])
                 yield
-        if self._read("PRAGMA user_version") != OVERWRITES:
-            yield from self._overwrite_freed()
-
-    def _overwrite_freed(self) -> Iterator[None]:
-        """Of a file that was written without `secure_delete`: rows of zeros take the freed pages, and are deleted."""
-        self._write([("CREATE TABLE IF NOT EXISTS filler (n INTEGER PRIMARY KEY, zeros BLOB)", ())])
-        page_size = self._read("PRAGMA page_size")
-        while freed := self._read("PRAGMA freelist_count"):
-            nbytes = min(freed, FILLED_PAGES) * page_size
-            self._write([("INSERT INTO filler (zeros) VALUES (zeroblob(?))", [(nbytes,)])])
-            yield
-        while self._read("SELECT count(*) FROM filler"):
-            self._write([("DELETE FROM filler WHERE n = (SELECT min(n) FROM filler)", [()])])
-            yield
-        self._write([("DROP TABLE filler", ()), (f"PRAGMA user_version = {OVERWRITES}", ())])
 
     def _write(self, statements: Iterable[Statement]) -> None:
         """A statement without rows is executed once. The loop does not wait for the disk: the next commit of a call, or

@@ -55,8 +55,8 @@ class CallOperations(MarkOperations):
     def lose_gateway(self, gateway: str, *, is_dead: bool = True, heir: str = "") -> None:
         """It holds nothing any more. If it died, its open calls are lost, but for what its heir still sends."""
         for trajectory in list(self.trajectories.values()):
-            if gateway in (trajectory.gateways or ()):
-                self.set_gateways(trajectory, {*(trajectory.gateways or ()), heir} - {gateway, ""})
+            if gateway in trajectory.gateways:
+                self.set_gateways(trajectory, {*trajectory.gateways, heir} - {gateway, ""})
             calls = trajectory.calls
             gone = [] if calls is None else [uid for uid, holder in calls.gateways.items() if holder == gateway]
             if calls is None or not gone:
@@ -72,7 +72,7 @@ class CallOperations(MarkOperations):
     def lose_untold(self, gateway: str) -> None:
         """It died before it could tell a shard that has restarted: what it served may lack a call."""
         for trajectory in list(self.trajectories.values()):
-            if gateway in (trajectory.gateways or ()) and not trajectory.completed:
+            if gateway in trajectory.gateways and not trajectory.completed:
                 self._set_lost(trajectory, {*trajectory.lost_calls, (gateway, "")})
 
     def tell_calls(self, gateway: str, calls: Sequence[CallBegun]) -> None:

@@ -67,14 +67,13 @@ def dump_numbers(serving: Serving, counters: Counters, channels: Mapping[str, Ch
 
 
 def load_serving(plain: Mapping[str, Any]) -> Serving:
-    """An older journal lacks all but the policy version."""
-    engines, canary = plain.get("engines"), plain.get("canary")
+    engines, canary = plain["engines"], plain["canary"]
     return Serving(
         plain["policy_version"],
         None if engines is None else tuple(engines),
         canary=None if canary is None else Canary(**canary | {"engines": tuple(canary["engines"])}),
-        withdrawn=tuple(plain.get("withdrawn", ())),
-        channels=tuple(ChannelPolicy(*policy) for policy in plain.get("channel_policies", ())),
+        withdrawn=tuple(plain["withdrawn"]),
+        channels=tuple(ChannelPolicy(*policy) for policy in plain["channel_policies"]),
     )
 
 
@@ -93,7 +92,6 @@ def _dump_ledger(ledger: Ledger) -> list[Any]:
 
 
 def load_ledger(plain: Any) -> Ledger:
-    """An older journal lacks `left_out`."""
     accepted, shipped, *named = plain
     counts = ({name: StepCount(*count) for name, count in part.items()} for part in named)
     return Ledger(StepCount(*accepted), StepCount(*shipped), *counts)

@@ -42,7 +42,7 @@ class GroupOperations(CallOperations):
         self, group: Group, uid: str, metadata: JsonObject, outcome: GivenReward | None = None
     ) -> Trajectory:
         self._counters.registered += 1
-        trajectory = Trajectory(uid, group, metadata, self._counters.registered, gateways=())
+        trajectory = Trajectory(uid, group, metadata, self._counters.registered)
         if outcome is not None:
             trajectory.reward, trajectory.reward_source = outcome.value, outcome.source
             trajectory.reward_revision = outcome.revision

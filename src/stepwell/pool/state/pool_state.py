@@ -113,11 +113,11 @@ class PoolState(ForgetOperations):
 
     def recall(self, snapshot: Mapping[str, Any]) -> None:
         self.serving = load_serving(snapshot)
-        self.version_rewards.recall(snapshot.get("version_rewards", {}))
-        self.gateways = tuple(snapshot.get("gateways", ()))
-        self.has_retention = snapshot.get("has_retention", False)
-        self.tombstones.running.load(snapshot.get("running_time", ()))
-        self.layouts = tuple(Layout(*layout) for layout in snapshot.get("layouts", ())) or self.layouts
+        self.version_rewards.recall(snapshot["version_rewards"])
+        self.gateways = tuple(snapshot["gateways"])
+        self.has_retention = snapshot["has_retention"]
+        self.tombstones.running.load(snapshot["running_time"])
+        self.layouts = tuple(Layout(*layout) for layout in snapshot["layouts"])
         self._counters = Counters(**snapshot["counters"])
         for name, unit in snapshot["units"].items():
             self._index(name).claim(unit and Unit(unit))

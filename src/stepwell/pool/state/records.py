@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import ClassVar, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from stepwell.pool.api.curation import BY_A_PERSON, MARKS
 from stepwell.pool.api.producing import ENDED_BY
@@ -101,8 +101,6 @@ class Trajectory:
     given."""
     reward_source: str = ""
     reward_revision: int = 0
-    reward_left_out: ClassVar[bool] = False
-    """A field that older versions wrote. It keeps its place in the journal."""
     late_rewards: int = 0
     """Number of rewards that came after it was handed out."""
     reward_lease: str | None = None
@@ -113,9 +111,8 @@ class Trajectory:
     """Its extent when reward workers that judge by step last judged it."""
     awaits_steps: bool = False
     """Do reward workers that judge by step still owe a judgement of it?"""
-    gateways: tuple[str, ...] | None = None
-    """The gateways that may hold steps of it. None if it may be any: the journal is of a release that did not write
-    it."""
+    gateways: tuple[str, ...] = ()
+    """The gateways that may hold steps of it."""
     calls: OpenCalls | None = None
     lost_calls: tuple[tuple[str, str], ...] = ()
     """Calls whose steps are missing for good, as it seems: the gateway and the uid of each, which is empty if it is
@@ -217,8 +214,8 @@ class Trajectory:
 
     def is_closed_to(self, started_at: float, age: float | None, pool_time: float, grace: float) -> bool:
         """Does a step come too late that arrives now, of a call that began so many seconds ago? A call that was in
-        flight at the completion has some grace. A sender of an older release tells no age: then its clock counts. A
-        negative age says that the sender's clock was set back, and nothing of the call."""
+        flight at the completion has some grace. Without an age, the sender's clock counts. A negative age says that
+        the sender's clock was set back, and nothing of the call."""
         seconds = pool_time - self.completed_time
         is_begun_later = started_at > self.completed_at + SLACK if age is None else 0.0 <= age < seconds - SLACK
         return self.completed and (seconds > grace or is_begun_later)

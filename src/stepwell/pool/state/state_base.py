@@ -174,10 +174,14 @@ class StateBase:
         """The numbers, in plain values; `recall` takes them back."""
         layouts = [(layout.revision, layout.shards) for layout in self.layouts]
         numbers = dump_numbers(self.serving, self._counters, self._channels)
-        rewards = dict(self.version_rewards.counts)
-        kept: dict[str, Any] = {"has_retention": True} if self.has_retention else {}
-        kept["running_time"] = self.tombstones.running.marks
-        return {"gateways": self.gateways, "layouts": layouts, "version_rewards": rewards, **kept, **numbers}
+        return {
+            "gateways": self.gateways,
+            "layouts": layouts,
+            "version_rewards": dict(self.version_rewards.counts),
+            "has_retention": self.has_retention,
+            "running_time": self.tombstones.running.marks,
+            **numbers,
+        }
 
     # -- how operations end --------------------------------------------------------------------------------------------
 

@@ -205,3 +205,13 @@ def test_half_of_a_surrogate_pair_in_metadata_is_no_damage(place: Place) -> None
     pool, _, restored = open_pool(place)
     assert (restored.steps, restored.damaged) == (1, False)
     assert pool.state.trajectories["t"].metadata == {"note": "\ud800"}
+
+
+def test_the_lineage_of_steps_survives_a_restart(place: Place) -> None:
+    pool, journal, _ = open_pool(place)
+    pool.register(Registration("t", "p"))
+    pool.submit([make_step("t", "p", uid="a", prompt_made="bridged", lineage={"replied": "x"})])
+    save(pool, journal)
+    kill(journal)
+    pool, _, _ = open_pool(place)
+    assert [turn.lineage for turn in pool.ingest.turns("t", "p", "x")] == [{"replied": "x"}]

@@ -1,273 +1,86 @@
-"""Journals of other versions: older ones are read, newer ones are refused."""
+"""Journals of other versions are refused, and not changed."""
 
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from zlib import crc32
 
-import orjson
 import pytest
 
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.producing import Registration
-from stepwell.pool.shard.journal import SCHEMA_VERSION, SEALED, TRAJECTORY_FIELDS, checksum
-from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from tests.builders import make_step
-from tests.unit.pool.shard.journals import Place, kill, meta, open_pool, save, spoil
+from stepwell.pool.shard.journal import FILTER_FIELDS, GROUP_FIELDS, SCHEMA_VERSION, STEP_FIELDS, TRAJECTORY_FIELDS
+from tests.unit.pool.shard.journals import Place, header_of, kill, open_pool, save, spoil
+
+NEWER = f"has schema version 99, and this Stepwell reads up to {SCHEMA_VERSION}; use the newer Stepwell that wrote it"
+OLDER = (
+    f"is of an older release: it has schema version .*, and this Stepwell reads {SCHEMA_VERSION} alone. To take the "
+    "data along, run the pool with the release that wrote it, and `stepwell export --to FILE`; then create the pool "
+    "with this release and another --journal, and `stepwell import FILE`"
+)
+OF_VERSION = "UPDATE meta SET value = ? WHERE key = 'schema_version'"
 
 
-def test_a_journal_of_a_newer_schema_is_refused_untouched(path: Path) -> None:
-    _, journal, _ = open_pool(path)
-    journal.db.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
-    journal.close()
-    before = path.read_bytes()
-    with pytest.raises(JournalRefused, match=f"has schema version 99, and this Stepwell reads up to {SCHEMA_VERSION};"):
-        open_pool(path)
-    assert path.read_bytes() == before
+def set_version(place: Place, version: int) -> None:
+    """Without opening it as a shard does."""
+    value = b"%d" % version
+    if isinstance(place, Path):
+        with closing(sqlite3.connect(place)) as db, db:
+            db.execute(OF_VERSION, (value,))
+        return
+    import psycopg
+
+    from stepwell.pool.shard.postgres_journal import PREFIX
+
+    with psycopg.connect(place.url, options=f"-c search_path={PREFIX}{place.shard}") as postgres:
+        postgres.execute("UPDATE meta SET value = %s WHERE key = 'schema_version'", (value,))
 
 
-def test_a_journal_from_before_there_were_untrainable_steps_is_read(path: Path) -> None:
-    pool, journal, _ = open_pool(path)
-    pool.rollout("leased", "p")
-    pool.rollout("held", "q")
-    leased = pool.lease(1, seconds=100)
-    assert leased is not None
+@pytest.mark.parametrize(("version", "why"), [(99, NEWER), (SCHEMA_VERSION - 1, OLDER), (11, OLDER), (1, OLDER)])
+def test_a_journal_of_another_schema_is_refused_untouched(place: Place, version: int, why: str) -> None:
+    pool, journal, _ = open_pool(place)
+    pool.rollout("t", "p")
     save(pool, journal)
-    make_it_old(journal)
     kill(journal)
-    pool, journal, restored = open_pool(path)
-    assert (restored.steps, restored.damaged) == (2, False)
-    assert pool.leasing.ack(leased[0]) == "done"
-    pool.leases = 1
-    assert [group[0].trajectory_uid for group in pool.take(1) or []] == ["held"]
-    assert pool.stats().channels["train"].shipped.steps == 2
+    set_version(place, version)
+    header, before = header_of(place), place.read_bytes() if isinstance(place, Path) else b""
+    with pytest.raises(JournalRefused, match=why):
+        open_pool(place)
+    assert header_of(place) == header
+    assert not before or (isinstance(place, Path) and place.read_bytes() == before)
+    set_version(place, SCHEMA_VERSION)
+    restored = open_pool(place)[2]
+    assert (restored.steps, restored.damaged) == (1, False)
 
 
-def make_it_old(journal: SqliteJournal) -> None:
-    """Turn it into what schema version 1 wrote."""
-    for number, info, *blobs in journal.db.execute("SELECT number, info, added, logprobs, mask FROM steps").fetchall():
-        old = orjson.dumps(orjson.loads(info)[:-1])
-        journal.db.execute(
-            "UPDATE steps SET info = ?, checksum = ? WHERE number = ?", (old, checksum(old, *blobs), number)
-        )
-    forget_sources(journal)
-    snapshot = meta(journal, "snapshot")
-    snapshot["ledgers"] = {name: ledger[:-1] for name, ledger in snapshot["ledgers"].items()}
-    for new in ("scored", "late_judgements", "failed_judgements", "unfinished"):
-        del snapshot["counters"][new]
-    journal.db.execute("UPDATE meta SET value = ? WHERE key = 'snapshot'", (orjson.dumps(snapshot),))
-    journal.db.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
-    journal.db.execute("ALTER TABLE leases DROP COLUMN gate")
-    journal.db.execute("ALTER TABLE closed DROP COLUMN revision")
-    journal.db.execute("DROP TABLE late_rewards")
-    journal.commit_rows()
-
-
-def forget_sources(journal: SqliteJournal) -> None:
-    """Turn it into what schema version 3 wrote."""
-    forget_curation(journal)
-    shorten(journal, "groups", "seq")
-    shorten(journal, "trajectories", "number")
-    journal.db.execute("UPDATE meta SET value = '3' WHERE key = 'schema_version'")
-    journal.commit_rows()
-
-
-def forget_curation(journal: SqliteJournal) -> None:
-    """Turn it into what schema version 4 wrote."""
-    shorten(journal, "groups", "seq")
-    shorten(journal, "trajectories", "number")
-    journal.db.execute("DROP TABLE audit")
-    journal.db.execute("UPDATE meta SET value = '4' WHERE key = 'schema_version'")
-    journal.commit_rows()
-
-
-def without_checksum(value: bytes) -> bytes:
-    """As version 10 wrote it."""
-    return value[9:] if value[:1] == SEALED else value
-
-
-VALUES = {
-    "groups": "info",
-    "trajectories": "info",
-    "leases": "gate",
-    "late_rewards": "info",
-    "audit": "info",
-    "lineage": "info",
-    "tombstones": "info",
-    "meta": "value",
-}
-
-
-def forget_checksums(journal: SqliteJournal) -> None:
-    """Turn it into what schema version 10 wrote."""
-    for table, value in VALUES.items():
-        key, *_ = (name for _, name, *_ in journal.db.execute(f"PRAGMA table_info({table})"))
-        for row, sealed in journal.db.execute(f"SELECT {key}, {value} FROM {table}").fetchall():
-            journal.db.execute(f"UPDATE {table} SET {value} = ? WHERE {key} = ?", (without_checksum(sealed), row))
-    for number, *parts in journal.db.execute("SELECT number, info, added, logprobs, mask FROM steps").fetchall():
-        journal.db.execute("UPDATE steps SET checksum = ? WHERE number = ?", (checksum(*parts), number))
-    journal.db.execute("DROP INDEX steps_by_trajectory")
-    journal.db.execute("ALTER TABLE steps DROP COLUMN state_checksum")
-    journal.db.execute("DROP TABLE acknowledged")
-    journal.db.execute("UPDATE meta SET value = '10' WHERE key = 'schema_version'")
-
-
-def shorten(journal: SqliteJournal, table: str, key: str) -> None:
-    """Take away the field that was added last."""
-    for number, info in journal.db.execute(f"SELECT {key}, info FROM {table}").fetchall():
-        shorter = orjson.dumps(orjson.loads(without_checksum(info))[:-1])
-        journal.db.execute(f"UPDATE {table} SET info = ? WHERE {key} = ?", (shorter, number))
-
-
-def forget_columns(journal: SqliteJournal, count: int, version: int) -> None:
-    """Turn it into what an older schema version wrote, without the last columns of steps."""
-    for number, info, added, logprobs, mask in journal.db.execute(
-        "SELECT number, info, added, logprobs, mask FROM steps"
-    ).fetchall():
-        shorter = orjson.dumps(orjson.loads(info)[:-count])
-        row = (shorter, checksum(shorter, added, logprobs, mask), number)
-        journal.db.execute("UPDATE steps SET info = ?, checksum = ? WHERE number = ?", row)
-    journal.db.execute(f"UPDATE meta SET value = '{version}' WHERE key = 'schema_version'")
-    journal.commit_rows()
-
-
-@pytest.mark.parametrize(("count", "version", "kept"), [(4, 5, ""), (3, 6, "lora-7")])
-def test_a_journal_from_before_steps_named_their_model_or_temperature_is_read(
-    path: Path, count: int, version: int, kept: str
-) -> None:
-    pool, journal, _ = open_pool(path)
-    pool.register(Registration("t", "p"))
-    pool.submit([make_step(model="lora-7", temperature=0.5, extras={"kept": True})])
-    pool.complete("t", "p")
-    save(pool, journal)
-    forget_columns(journal, count, version)
-    kill(journal)
-    pool, journal, restored = open_pool(path)
-    assert not restored.damaged
-    assert meta(journal, "schema_version") == SCHEMA_VERSION
-    taken = pool.take(1)
-    assert taken is not None
-    ((step,),) = taken
-    assert (step.model, step.temperature, step.extras) == (kept, None, {"kept": True})
-
-
-def test_a_journal_from_before_there_were_sources_is_read(path: Path) -> None:
-    pool, journal, _ = open_pool(path)
-    pool.send_group("a", 2, "maths")
-    pool.rollout("t", "b")
-    save(pool, journal)
-    forget_sources(journal)
-    kill(journal)
-    pool, journal, restored = open_pool(path)
-    assert (restored.steps, restored.damaged) == (3, False)
-    assert pool.ready_groups("train").groups == {"": {2: 1, 1: 1}}
-    assert meta(journal, "schema_version") == SCHEMA_VERSION
-
-
-def test_a_journal_from_before_there_was_curation_is_read(path: Path) -> None:
-    pool, journal, _ = open_pool(path)
-    pool.send_group("a", 2, "maths")
-    save(pool, journal)
-    forget_curation(journal)
-    kill(journal)
-    pool, journal, restored = open_pool(path)
-    assert (restored.steps, restored.damaged) == (2, False)
-    assert pool.curator.audit(10) == []
-    assert pool.ready_groups("train").groups == {"maths": {2: 1}}
-
-
-def test_a_journal_of_a_version_that_held_trajectories_back_is_read(path: Path) -> None:
+def test_what_a_killed_shard_left_in_the_log_of_a_refused_journal_stays_there(path: Path, tmp_path: Path) -> None:
     pool, journal, _ = open_pool(path)
     pool.rollout("t", "p")
     save(pool, journal)
-    rows = journal.db.execute("SELECT number, info FROM trajectories").fetchall()
-    for number, info in rows:
-        fields = dict(zip(TRAJECTORY_FIELDS, orjson.loads(without_checksum(info)), strict=True)) | {
-            "reward_left_out": True
-        }
-        row = (orjson.dumps(list(fields.values())), number)
-        journal.db.execute("UPDATE trajectories SET info = ? WHERE number = ?", row)
-    journal.commit_rows()
-    kill(journal)
-    pool, _, _ = open_pool(path, Limits(require_reward=True))
-    assert pool.take(1) is not None
+    journal.db.execute(OF_VERSION, (b"12",))
+    left = tmp_path / "left.sqlite"
+    for suffix in ("", "-wal"):
+        shutil.copy(path.with_name(path.name + suffix), left.with_name(left.name + suffix))
+    log = left.with_name("left.sqlite-wal")
+    before = left.read_bytes(), log.read_bytes()
+    with pytest.raises(JournalRefused, match=OLDER):
+        open_pool(left)
+    assert (left.read_bytes(), log.read_bytes()) == before
+    assert before[1]
 
 
-def test_the_lineage_of_steps_survives_a_restart_and_older_journals_have_none(path: Path) -> None:
-    pool, journal, _ = open_pool(path)
-    pool.register(Registration("t", "p"))
-    pool.submit([make_step("t", "p", uid="a", prompt_made="bridged", lineage={"replied": "x"})])
-    save(pool, journal)
-    kill(journal)
-    pool, journal, _ = open_pool(path)
-    assert [turn.lineage for turn in pool.ingest.turns("t", "p", "x")] == [{"replied": "x"}]
-    forget_columns(journal, 2, 8)
-    kill(journal)
-    pool, journal, restored = open_pool(path)
-    assert (restored.steps, restored.damaged) == (1, False)
-    assert not pool.ingest.turns("t", "p", "x")
-
-
-def test_a_journal_from_before_anybody_could_be_forgotten_is_read_and_forgets(place: Place) -> None:
+@pytest.mark.parametrize("damage", [b"{", b""], ids=["another value", "no value"])
+def test_a_journal_whose_version_cannot_be_read_is_damaged_and_not_old(place: Place, damage: bytes) -> None:
     pool, journal, _ = open_pool(place)
-    pool.rollout("gone", "p")
-    pool.take(1)
-    pool.register(Registration("held", "q", metadata={"subject": "alice"}))
-    journal.forget_retired()
+    pool.rollout("t", "p")
     save(pool, journal)
-    for statement in (
-        "ALTER TABLE closed DROP COLUMN subject",
-        "DROP TABLE tombstones",
-        "DROP TABLE lineage",
-        "UPDATE meta SET value = '9' WHERE key = 'schema_version'",
-    ):
-        journal.store.commit([(statement, [()])])
-    kill(journal)
+    spoil(journal, OF_VERSION, damage)
     pool, journal, restored = open_pool(place)
-    assert (restored.trajectories, restored.damaged) == (1, False)
-    tombstone = pool.state.note_forgotten(pool.state.tombstones.digest("alice"), 1.0)
-    assert [*pool.state.forget_held(tombstone)] == [None]
-    save(pool, journal)
-    kill(journal)
-    pool, _, restored = open_pool(place)
-    assert (restored.trajectories, list(pool.state.closed)) == (0, ["gone"])
-    assert pool.state.tombstones.subjects == {tombstone.subject: tombstone}
-    assert pool.state.tombstones.has_name("held")
-
-
-def test_a_journal_from_before_all_rows_had_checksums_is_read_and_its_damage_is_noticed(path: Path) -> None:
-    pool, journal, _ = open_pool(path)
-    for uid in ("leased", "held", "damaged"):
-        pool.rollout(uid, f"p-{uid}", 1.0)
-    leased = pool.lease(1, seconds=100)
-    assert leased is not None
-    journal.commit(pool.state.snapshot(), 77.0)
-    forget_checksums(journal)
-    kill(journal)
-    pool, journal, restored = open_pool(path)
-    assert (restored.steps, restored.damaged) == (3, False)
-    assert journal.pool_time() == 77.0
-    assert meta(journal, "schema_version") == SCHEMA_VERSION
-    assert pool.leasing.ack(leased[0]) == "done"
-    save(pool, journal)
-    spoil(journal, "UPDATE steps SET added = ? WHERE number = (SELECT max(number) FROM steps)", bytes(16))
-    pool, _, restored = open_pool(path)
-    assert (restored.damaged, list(pool.state.trajectories)) == (True, ["held"])
-    assert pool.stats().channels["train"].dropped["corrupt"].steps == 1
-
-
-def test_a_journal_from_before_steps_had_marks_is_read_and_takes_marks(path: Path) -> None:
-    pool, journal, _ = open_pool(path)
-    pool.rollout("t", "p", finish_reason="cut_short")
-    save(pool, journal)
-    shorten(journal, "trajectories", "number")
-    snapshot = meta(journal, "snapshot")
-    del snapshot["counters"]["marked"]
-    journal.db.execute("UPDATE meta SET value = ? WHERE key = 'snapshot'", (orjson.dumps(snapshot),))
-    journal.db.execute("UPDATE meta SET value = '11' WHERE key = 'schema_version'")
-    journal.commit_rows()
-    kill(journal)
-    pool, _, restored = open_pool(path)
     assert (restored.steps, restored.damaged) == (1, False)
-    assert pool.state.trajectories["t"].steps["t-0"].untrainable is None
-    pool.ingest.mark_unseen("t", "p", ["t-0"], "unseen")
-    assert pool.stats().marked == {"unseen": 1}
-    assert pool.take(1, untrainable=True) is None
+    assert next(journal.store.rows("SELECT value FROM meta WHERE key = 'schema_version'")) == (b"%d" % SCHEMA_VERSION,)
+
+
+def test_other_fields_need_another_version() -> None:
+    """Rows of one version have the same fields in the same order: with these, raise SCHEMA_VERSION."""
+    fields = GROUP_FIELDS, TRAJECTORY_FIELDS, STEP_FIELDS, FILTER_FIELDS
+    assert (SCHEMA_VERSION, crc32(repr(fields).encode())) == (13, 0x34C959A1)

@@ -56,24 +56,6 @@ async def test_what_changes_while_rows_move_is_kept_and_what_is_deleted_then_is_
         assert marks_in(path) == rows.live != before
 
 
-async def test_a_file_of_a_version_that_did_not_overwrite_is_clean_after_one_scrub(tmp_path: Path) -> None:
-    path = tmp_path / "pool.sqlite"
-    with closing(open_journal(path)) as store:
-        store.db.execute("PRAGMA secure_delete = OFF")
-        store.db.execute("PRAGMA user_version = 0")
-        rows = MarkedRows(store)
-        rows.change(100)
-        assert len(marks_in(path) - rows.live) > 100
-    with closing(open_journal(path)) as store:
-        size = path.stat().st_size
-        rows = MarkedRows(store)
-        rows.live = {n for (n,) in store.rows("SELECT number FROM steps ORDER BY number")}
-        await store.scrub(never)
-        assert marks_in(path) == rows.live
-        rows.check()
-        assert path.stat().st_size < 1.1 * size + 2**20, "freed pages are used"
-
-
 @pytest.mark.parametrize("pieces", [1, 10, 14, 20])
 async def test_a_process_that_ends_while_rows_move_loses_none_and_the_next_goes_on(tmp_path: Path, pieces: int) -> None:
     path = tmp_path / "pool.sqlite"
