@@ -141,8 +141,6 @@ class GatewayRoster:
         """The living gateways that may hold steps of it, except one."""
         self.watch()
         living = set(self.living()) - {but}
-        if trajectory.gateways is None:
-            return living
         return {gateway for gateway in living if self._may_hold(trajectory, gateway) or not self._has_word(gateway)}
 
     def ask_for(self, trajectory: Trajectory, gateways: Iterable[str]) -> None:
@@ -180,7 +178,7 @@ class GatewayRoster:
         return Requests(requested, SHOW_PAUSE if self._is_busy or gateway in self._untold else IDLE_PAUSE)
 
     def _may_hold(self, trajectory: Trajectory, gateway: str) -> bool:
-        return trajectory.gateways is None or gateway in trajectory.gateways or gateway in self._untold
+        return gateway in trajectory.gateways or gateway in self._untold
 
     def _has_word(self, gateway: str) -> bool:
         return self._clock() - self._word_at.get(gateway, -math.inf) <= GAP
