@@ -95,7 +95,7 @@ async def test_the_version_reaches_the_shard_when_it_is_back(pool: LocalPool) ->
 
 
 async def test_a_version_that_a_shard_refuses_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(version: int) -> None:
+    async def refuse(version: int, withdrawn: int | None) -> None:
         raise BadRequest("no such version")
 
     pool = LocalPool(shards=SHARDS, part_timeout=0.2)
