@@ -71,7 +71,6 @@ FOREIGN_FLAGS = {
         "--all",
         "--object-store-memory",
         "--runner",
-        "--weight-transfer-config",
         "--reasoning-parser",
         "--api-key",
         "--slurm",
@@ -82,10 +81,8 @@ FOREIGN_FLAGS = {
         "--no-deps",
     ),
     *("--help", "--head", "--groups", "--out", "--config", "--kills", "--vllm"),
-    *("--rollout-function-path", "--disable-rewards-normalization", "--normalize-advantages", "--advantage-estimator"),
-    *("--rollout-batch-size", "--rollout-temperature"),
 }
-"""Of vLLM, Ray, Atropos, slime, of benchmarks, and of an environment's own command line."""
+"""Of vLLM, Ray, Atropos, of benchmarks, and of an environment's own command line."""
 
 
 def settings_of(command: str) -> type[BaseSettings]:

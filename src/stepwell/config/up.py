@@ -42,7 +42,7 @@ class UpSettings(Section):
 
         VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --host 127.0.0.1 --port 8001 \
           --logprobs-mode processed_logprobs --generation-config vllm --enable-scale-out \
-          --weight-transfer-config '{"backend": "nccl"}' --enable-auto-tool-choice --tool-call-parser PARSER
+          --enable-auto-tool-choice --tool-call-parser PARSER
     """
 
     model_config = SettingsConfigDict(env_prefix="STEPWELL_UP_")

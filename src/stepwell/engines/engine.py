@@ -253,21 +253,6 @@ class EngineKind(Protocol):
         """BadRequest if engines of this kind cannot be controlled."""
 
 
-class WeightGroup(NamedTuple):
-    """A group of GPUs over which a trainer, rank 0, sends weights."""
-
-    address: str
-    port: int
-    world_size: int
-
-
-class TensorInfo(NamedTuple):
-    name: str
-    dtype: str
-    """As torch names it, without "torch."."""
-    shape: tuple[int, ...]
-
-
 class EngineControl(Protocol):
     """One engine as a trainer controls it, by blocking calls. No call is repeated. A failure is SyncFailed, or
     EngineSilent if there is no answer; its text names the engine, the call and the reply, and never the key."""
@@ -310,15 +295,6 @@ class EngineControl(Protocol):
 
     def load_checkpoint(self, folder: Path) -> None:
         """Loads the weights in `folder`, a path on the engine's machine."""
-
-    def join_weight_group(self, group: WeightGroup, first_rank: int) -> None: ...
-
-    def begin_weights(self) -> None: ...
-
-    def receive_weights(self, tensors: Sequence[TensorInfo]) -> None:
-        """Returns when all tensors have arrived, in this order."""
-
-    def end_weights(self) -> None: ...
 
 
 async def probe_engine(http: EngineHttp, kinds: Sequence[EngineKind]) -> tuple[EngineKind, EngineFacts]:

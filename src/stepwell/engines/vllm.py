@@ -30,8 +30,6 @@ from stepwell.engines.engine import (
     EngineRequest,
     Generated,
     StreamedTokens,
-    TensorInfo,
-    WeightGroup,
     encode_request,
 )
 from stepwell.engines.logprobs_mode import PROBE_USER, probe_logprobs_mode
@@ -393,29 +391,6 @@ class VllmControl:
 
     def load_checkpoint(self, folder: Path) -> None:
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-
-    def join_weight_group(self, group: WeightGroup, first_rank: int) -> None:
-        place: dict[str, Json] = {
-            "master_address": group.address,
-            "master_port": group.port,
-            "rank_offset": first_rank,
-            "world_size": group.world_size,
-        }
-        self._post("/init_weight_transfer_engine", {"init_info": place})
-
-    def begin_weights(self) -> None:
-        self._post("/start_weight_update")
-
-    def receive_weights(self, tensors: Sequence[TensorInfo]) -> None:
-        told: dict[str, Json] = {
-            "names": [tensor.name for tensor in tensors],
-            "dtype_names": [tensor.dtype for tensor in tensors],
-            "shapes": [list(tensor.shape) for tensor in tensors],
-        }
-        self._post("/update_weights", {"update_info": told})
-
-    def end_weights(self) -> None:
-        self._post("/finish_weight_update")
 
     def _post(self, path: str, body: JsonObject | None = None) -> JsonObject:
         return self._call("POST", path, body)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 BASE = """\
 VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --host 127.0.0.1 --port 8001 \\
   --logprobs-mode processed_logprobs --generation-config vllm --enable-scale-out \\
-  --weight-transfer-config '{"backend": "nccl"}' --enable-auto-tool-choice --tool-call-parser PARSER"""
+  --enable-auto-tool-choice --tool-call-parser PARSER"""
 
 ADDITIONS: Mapping[str, tuple[str, ...]] = {
     "CPU": ("--dtype", "float32", "--worker-extension-cls", "stepwell_cpu_reload.CpuReload"),

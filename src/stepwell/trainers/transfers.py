@@ -1,21 +1,17 @@
-"""How weights get from a trainer into the engines: through files (here), or over NCCL (nccl.py)."""
+"""How weights get from a trainer into the engines: through checkpoint folders."""
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from stepwell.common.atomic_files import rename_folder
 from stepwell.common.optional import require
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import Conflict
 from stepwell.trainers.weight_stream import WeightStream, split_stream
-
-T = TypeVar("T")
 
 FOLDERS = ("a", "b")
 UNFINISHED = "unfinished"
@@ -24,21 +20,6 @@ INDEX = f"{FILE}.index.json"
 MAX_FILE_BYTES = 2**28
 """Bytes of tensors in one file, which are in memory at once."""
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
-
-
-class Transfer(Protocol):
-    is_collective: bool
-    """All engines must take part in an update at once: an engine that joins waits for the next sync. Otherwise the
-    prepared weights can be put into one more engine at any time."""
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        """While it is open, no other process syncs through this transfer. Conflict if one does."""
-
-    def prepare(self, weights: WeightStream, engines: Sequence[EngineControl]) -> None:
-        """What can be done while the engines still serve. The stream can be read once, here or in `update`."""
-
-    def update(self, engines: Sequence[EngineControl]) -> None:
-        """Puts the prepared weights into the engines, which are paused."""
 
 
 class CheckpointTransfer:
@@ -50,8 +31,6 @@ class CheckpointTransfer:
     much memory is needed beside the model.
     """
 
-    is_collective = False
-
     def __init__(self, folder: Path, *, like: Path | None = None, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         self._folder = folder.absolute()
         self._like = like
@@ -60,6 +39,7 @@ class CheckpointTransfer:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
+        """While it is open, no other process syncs through this folder. Conflict if one does."""
         from fcntl import LOCK_EX, LOCK_NB, flock
 
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +57,7 @@ class CheckpointTransfer:
             yield
 
     def prepare(self, weights: WeightStream, engines: Sequence[EngineControl]) -> None:
+        """Writes the weights while the engines still serve. The stream is read once."""
         self._place = min((self._folder / name for name in FOLDERS), key=_written_at)
         unfinished = self._folder / UNFINISHED
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -87,7 +68,9 @@ class CheckpointTransfer:
         rename_folder(unfinished, self._place)
 
     def update(self, engines: Sequence[EngineControl]) -> None:
-        on_each(engines, lambda engine: engine.load_checkpoint(self._place))
+        """Puts the written weights into the engines, which are paused."""
+        for engine in engines:
+            engine.load_checkpoint(self._place)
 
     def _copy_other_files(self, folder: Path) -> None:
         for file in [] if self._like is None else self._like.iterdir():
@@ -113,12 +96,6 @@ def write_checkpoint(weights: WeightStream, folder: Path, max_file_bytes: int) -
         (folder / file).rename(folder / FILE)
     else:
         (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
-
-
-def on_each(engines: Sequence[EngineControl], call: Callable[[EngineControl], T]) -> list[T]:
-    """Calls all engines at once; returns when all have answered, and raises the first failure."""
-    with ThreadPoolExecutor(len(engines)) as threads:
-        return [future.result() for future in [threads.submit(call, engine) for engine in engines]]
 
 
 def _written_at(place: Path) -> float:

@@ -30,7 +30,7 @@ from stepwell.trainers.checkpoint import TensorState
 from stepwell.trainers.distributions import token_logprobs
 from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.sync_round import SyncRound, break_off
-from stepwell.trainers.transfers import Transfer
+from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_proof import DTYPES, EngineProof, SentDigests
 from stepwell.trainers.weight_stream import Weights, WeightStream, is_follower, is_model, stream_weights
 
@@ -86,7 +86,7 @@ class WeightSync:
         self,
         engines: Sequence[str] = (),
         *,
-        transfer: Transfer,
+        transfer: CheckpointTransfer,
         pool: VersionedPool | None = None,
         probe: Sequence[int] = PROBE,
         tolerance: float | None = None,
@@ -176,7 +176,7 @@ class WeightSync:
     def _catch_up(self) -> list[str]:
         self._announce()
         synced = self._synced
-        if synced is None or self._transfer.is_collective:
+        if synced is None:
             return []
         behind = SyncRound([engine for engine in self._engines() if self._is_behind(engine, synced.version)])
         if not behind.engines:
@@ -196,8 +196,6 @@ class WeightSync:
 
     def stage(self, weights: "torch.nn.Module", version: int) -> None:
         """Makes these the weights that `catch_up` brings to the engines; none is changed now."""
-        if self._transfer.is_collective:
-            raise BadRequest("weights can be staged in files only: CheckpointTransfer")
         with self._one_at_a_time, self._transfer.exclusive():
             self._announce()
             self._synced = None
@@ -294,10 +292,7 @@ class WeightSync:
     def _change(self, engines: SyncRound, synced: "SyncedWeights") -> "WeightChange":
         began = time.monotonic()
         engines.pause()
-        if self._transfer.is_collective and engines.engines:
-            self._update_together(engines)
-        else:
-            engines.each(lambda engine: self._transfer.update([engine]), undo=break_off)
+        engines.each(lambda engine: self._transfer.update([engine]), undo=break_off)
         proven: list[int | None] = []
         engines.each(lambda engine: proven.append(self._check_weights(engine, synced)), undo=break_off)
         engines.resume(synced.version)
@@ -309,13 +304,6 @@ class WeightSync:
             min((count for count in proven if count is not None), default=None) if None not in proven else None,
             None if synced.logprobs is None else max(gaps, default=None),
         )
-
-    def _update_together(self, engines: SyncRound) -> None:
-        try:
-            self._transfer.update(engines.engines)
-        except SyncFailed as failure:
-            for engine in list(engines.engines):
-                engines.leave_out(engine, failure, break_off)
 
     def _check_weights(self, engine: EngineControl, synced: "SyncedWeights") -> int | None:
         """How many tensors are proven; None if the engine cannot tell. SyncFailed if it has other weights."""

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 import stepwell.trainers.weight_sync
 from stepwell.errors import BadRequest, Conflict, SyncFailed
-from stepwell.trainers.nccl import NcclTransfer
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
 from tests.rig.gateways import free_port
@@ -311,70 +310,6 @@ def test_a_sync_while_another_process_syncs_is_refused_before_an_engine_is_asked
         may_end.set()
         other.join()
     weight_sync(engines, tmp_path / "w").sync(model, 1)
-
-
-class Group:
-    """Stands for the GPUs: notes what is sent."""
-
-    def __init__(self, opened: tuple[str, int, int]) -> None:
-        self.opened = opened
-        self.sent: list[torch.Tensor] = []
-        self.is_finished = False
-
-    def send(self, tensor: torch.Tensor) -> None:
-        self.sent.append(tensor)
-
-    def finish(self) -> None:
-        self.is_finished = True
-
-
-def test_by_nccl_engines_join_once_and_receive_what_they_are_told_of(
-    engines: list[ScriptedEngine], model: torch.nn.Module
-) -> None:
-    groups: list[Group] = []
-
-    def open_group(address: str, port: int, world_size: int) -> Group:
-        groups.append(Group((address, port, world_size)))
-        return groups[-1]
-
-    transfer = NcclTransfer("10.0.0.1", 5000, workers=2, open_group=open_group)
-    sync = WeightSync([engine.url for engine in engines], transfer=transfer, probe=PROBE)
-    state = model.state_dict()
-    sync.sync(model, 1)
-    sync.sync(model, 2)
-    update = [*PAUSE[1:], "/start_weight_update", "/update_weights", "/finish_weight_update"]
-    rest = ["/reset_prefix_cache", LABEL, "/resume", *PROOF]
-    join = "/init_weight_transfer_engine"
-    first = ["/weight_info", join, *update, "/weight_checker", *rest]
-    assert engines[0].calls == [*first, "/weight_info", *update, *rest]
-    joined = [engine.bodies["/init_weight_transfer_engine"]["init_info"] for engine in engines]
-    assert [info["rank_offset"] for info in joined] == [1, 3]
-    assert {info["world_size"] for info in joined} == {5}
-    told = engines[1].bodies["/update_weights"]["update_info"]
-    assert told["names"] == list(state)
-    assert told["shapes"] == [list(value.shape) for value in state.values()]
-    assert set(told["dtype_names"]) == {"float32"}
-    (group,) = groups
-    assert group.opened == ("10.0.0.1", 5000, 5)
-    assert len(group.sent) == 2 * len(state)
-    assert group.is_finished
-
-
-def test_by_nccl_an_engine_that_refuses_the_weights_ends_the_sync(
-    engines: list[ScriptedEngine], model: torch.nn.Module
-) -> None:
-    engines[1].fails_at = "/update_weights"
-    transfer = NcclTransfer("10.0.0.1", 5000, open_group=lambda *place: Group(place))
-    with pytest.raises(SyncFailed, match=rf"^POST {engines[1].url}/update_weights answered 500"):
-        WeightSync([engine.url for engine in engines], transfer=transfer, probe=PROBE).sync(model, 1)
-    assert [engine.weight_version for engine in engines] == ["changing from default"] * 2
-
-
-def test_by_nccl_a_trainer_without_vllm_says_what_it_needs(
-    engines: list[ScriptedEngine], model: torch.nn.Module
-) -> None:
-    with pytest.raises(BadRequest, match="pip install vllm"):
-        WeightSync([engines[0].url], transfer=NcclTransfer("10.0.0.1", 5000), probe=PROBE).sync(model, 1)
 
 
 def test_an_engine_kind_that_is_unknown_or_cannot_take_weights_is_refused(tmp_path: Path) -> None:

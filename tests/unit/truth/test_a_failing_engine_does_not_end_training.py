@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from stepwell.errors import SyncFailed
-from stepwell.trainers.nccl import NcclTransfer
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
 from tests.rig.waiting import wait_until
@@ -160,47 +159,6 @@ def test_an_engine_that_failed_in_a_sync_is_tried_again(
     sync.sync(model, 1)
     failing.fails_at = None
     wait_until(lambda: failing.weight_version == "1" and not failing.is_paused, "the engine to catch up")
-
-
-class Group:
-    """Stands for the GPUs."""
-
-    def send(self, tensor: torch.Tensor) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-def test_by_nccl_a_dead_engine_leaves_the_group_and_a_newcomer_joins_it_at_the_next_sync(
-    engines: list[ScriptedEngine], model: torch.nn.Module
-) -> None:
-    sizes: list[int] = []
-
-    def open_group(address: str, port: int, world_size: int) -> Group:
-        sizes.append(world_size)
-        return Group()
-
-    pool = ListedEngines(engines[0].url, engines[1].url)
-    transfer = NcclTransfer("10.0.0.1", 5000, workers=2, open_group=open_group)
-    sync = WeightSync(transfer=transfer, pool=pool, probe=PROBE)
-    sync.sync(model, 1)
-    sync.sync(model, 2)
-    pool.listed = [engines[0].url, NOBODY]
-    sync.sync(model, 3)
-    pool.listed = [engine.url for engine in engines]
-    assert sync.catch_up() == []
-    sync.sync(model, 4)
-    assert sizes == [5, 3, 7]
-    assert [engine.weight_version for engine in engines] == ["4", "4", "4"]
-    engines[0].fails_at = "/update_weights"
-    with pytest.raises(SyncFailed, match="/update_weights answered 500"):
-        sync.sync(model, 5)
-    engines[0].fails_at = None
-    sync.sync(model, 6)
-    assert sizes == [5, 3, 7, 7], "a broken group was used again"
-    engines[0].fails_at = "/pause"
-    sync.sync(model, 7)
-    assert sizes == [5, 3, 7, 7, 5], "an engine that is not paused takes no part"
-    assert [engine.weight_version for engine in engines] == ["6", "7", "7"]
 
 
 def test_after_a_sync_that_failed_nothing_is_brought_up_to_date(

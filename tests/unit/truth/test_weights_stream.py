@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from stepwell.common.processes import free_port
-from stepwell.trainers.nccl import NcclTransfer
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.trl import StepwellWeightTransfer
 from stepwell.trainers.weight_stream import stream_weights
@@ -78,26 +77,6 @@ def test_a_smaller_model_leaves_no_file_of_a_larger_one(engine: ScriptedEngine, 
         sync.sync({name: torch.zeros(2) for name in names}, version)
     assert [file.name for file in (tmp_path / "w" / "a").iterdir()] == ["model.safetensors"]
     assert written(tmp_path / "w" / "b").keys() == set("abc")
-
-
-class FreeingGroup:
-    """Stands for GPUs that take what is sent."""
-
-    def send(self, tensor: torch.Tensor) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-def test_by_nccl_engines_are_told_of_one_chunk_after_the_other(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepwell.trainers.nccl.CHUNK_BYTES", 6 * NBYTES)
-    tensors = GatheredTensors()
-    transfer = NcclTransfer("10.0.0.1", 5000, open_group=lambda *_: FreeingGroup())
-    WeightSync([engine.url], transfer=transfer, probe=()).sync(tensors, 1)
-    assert tensors.most_alive <= 6 + 1
-    assert engine.calls.count("/update_weights") == TENSORS / 6
-    assert len(engine.bodies["/update_weights"]["update_info"]["names"]) == 6
 
 
 MEASURED = """

@@ -16,8 +16,7 @@ from transformers import AutoConfig
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
 from stepwell.errors import BadRequest
-from stepwell.trainers.nccl import NcclTransfer
-from stepwell.trainers.transfers import CheckpointTransfer, Transfer
+from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.verl.connection import connected_pool
 from stepwell.trainers.verl.mode_settings import PoolModeSettings, read_mode_settings
 from stepwell.trainers.weight_sync import SyncReport, WeightSync
@@ -80,21 +79,14 @@ class PoolCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl has 
 
 
 def _weight_sync(settings: PoolModeSettings, model: Path) -> WeightSync:
+    assert settings.weights is not None
     return WeightSync(
         settings.engines,
-        transfer=_transfer(settings, model),
+        transfer=CheckpointTransfer(Path(settings.weights), like=model if model.is_dir() else None),
         pool=connected_pool(settings),
         tolerance=settings.tolerance,
         engine_key=os.environ.get(ENGINE_KEY),
     )
-
-
-def _transfer(settings: PoolModeSettings, model: Path) -> Transfer:
-    if settings.nccl is not None:
-        host, _, port = settings.nccl.rpartition(":")
-        return NcclTransfer(host, int(port), workers=settings.nccl_workers)
-    assert settings.weights is not None
-    return CheckpointTransfer(Path(settings.weights), like=model if model.is_dir() else None)
 
 
 def _numbers(report: SyncReport) -> dict[str, float]:

@@ -27,11 +27,7 @@ class PoolModeSettings(RowSettings):
     parameter_sync_step: int = 1
     """Updates between two syncs of the engines' weights: verl divides a step's groups among them."""
     weights: str | None = None
-    """The folder through which weights reach the engines; they must see it under the same path."""
-    nccl: str | None = None
-    """host:port of the trainer: weights go over NCCL instead of through files."""
-    nccl_workers: int = 1
-    """GPUs of one engine."""
+    """The folder through which weights reach the engines; they must see it under the same path. It must be set."""
     engines: tuple[str, ...] = ()
     """Addresses of engines that are not in the pool's list."""
     tolerance: float | None = None
@@ -39,10 +35,8 @@ class PoolModeSettings(RowSettings):
 
     def __post_init__(self) -> None:
         RowSettings.__post_init__(self)
-        if (self.weights is None) == (self.nccl is None):
-            raise BadRequest(
-                "set either trainer.v1.stepwell.weights (a folder) or trainer.v1.stepwell.nccl (host:port)"
-            )
+        if self.weights is None:
+            raise BadRequest("set trainer.v1.stepwell.weights: the folder through which weights reach the engines")
 
 
 def read_mode_settings(section: Mapping[str, Any]) -> PoolModeSettings:

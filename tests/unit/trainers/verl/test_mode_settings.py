@@ -42,10 +42,9 @@ def test_an_unknown_key_is_an_error() -> None:
         read_mode_settings({"wieghts": "w"})
 
 
-@pytest.mark.parametrize("given", [{}, {"weights": "w", "nccl": "host:1"}])
-def test_weights_go_one_way(given: dict[str, str]) -> None:
-    with pytest.raises(BadRequest, match="either"):
-        read_mode_settings(given)
+def test_the_folder_of_weights_must_be_set() -> None:
+    with pytest.raises(BadRequest, match=r"trainer\.v1\.stepwell\.weights: the folder"):
+        read_mode_settings({})
 
 
 def test_the_configuration_has_every_setting_with_its_default() -> None:
