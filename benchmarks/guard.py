@@ -24,7 +24,7 @@ from benchmarks.results import CHECKOUT, read_results
 from stepwell.pool.api.policy import VersionReward
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.paired_scores import Scores, refusal
-from stepwell.trainers.guard.sequential_test import SequentialTest
+from stepwell.trainers.guard.canary_statistic import SequentialTest
 
 PAGE = CHECKOUT / "docs" / "guard.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.guard --docs -->\n", "<!-- end -->\n"

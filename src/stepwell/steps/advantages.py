@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
-from stepwell.steps.baselines import EPSILON, Compared, Floats, GroupBaseline, compare_rollouts
+from stepwell.steps.baselines import EPSILON, BaselineInputs, Floats, GroupBaseline, compare_rollouts
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.running_statistics import ALL, NO_PAST, RunningStatistics
 from stepwell.steps.step import BoolArray
@@ -43,7 +43,7 @@ def compare_steps(
     keys_T: list[str] | None = None,
     is_new_T: BoolArray | None = None,
     past: RunningStatistics = NO_PAST,
-) -> Compared:
+) -> BaselineInputs:
     """What counts for each step, which has a reward of its own or 0, and a place in its trajectory.
 
     - rollout: the return.
@@ -62,7 +62,7 @@ def compare_steps(
         total_T = np.bincount(trajectory_of_S, rewards_S, len(returns_T))
         common_T, counted_S = returns_T - total_T, _rewards_to_go(rewards_S, trajectory_of_S, places_S)
     is_unscored_T = np.isnan(returns_T)
-    return Compared(
+    return BaselineInputs(
         common_T=np.where(is_unscored_T, np.nan, common_T),
         counted_S=np.where(is_unscored_T[trajectory_of_S], np.nan, counted_S),
         trajectory_of_S=trajectory_of_S,

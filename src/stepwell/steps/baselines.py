@@ -28,7 +28,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Compared:
+class BaselineInputs:
     """The values of T rollouts with S steps. Steps may be in any order, and a rollout may have none."""
 
     common_T: Floats
@@ -51,10 +51,10 @@ class Compared:
         return self.past.after(self.common_T, self.counted_S, self.trajectory_of_S, self.keys_T, self.is_new_T)
 
 
-def compare_rollouts(returns_T: Floats, group_of_T: IndexArray) -> Compared:
+def compare_rollouts(returns_T: Floats, group_of_T: IndexArray) -> BaselineInputs:
     """Rollouts of which only the returns matter, each with one step."""
     count = len(returns_T)
-    return Compared(
+    return BaselineInputs(
         common_T=returns_T,
         counted_S=np.zeros(count),
         trajectory_of_S=np.arange(count),
@@ -79,13 +79,13 @@ class Differences:
 
 
 class Baseline(Protocol):
-    def differences(self, compared: Compared) -> Differences: ...
+    def differences(self, compared: BaselineInputs) -> Differences: ...
 
 
 class GroupBaseline:
     """GRPO: the mean of the group's rollouts, and of its steps at the same place."""
 
-    def differences(self, compared: Compared) -> Differences:
+    def differences(self, compared: BaselineInputs) -> Differences:
         if not compared.counted_S.any():
             return _returns_within(compared, compared.group_of_T)
         return _within(compared, compared.group_of_T, _same_place(compared))
@@ -95,7 +95,7 @@ class LeaveOneOutBaseline:
     """RLOO: the mean of the others of the group, and of their steps at the same place. So a rollout is not part of its
     own baseline."""
 
-    def differences(self, compared: Compared) -> Differences:
+    def differences(self, compared: BaselineInputs) -> Differences:
         scale_S = GroupBaseline().differences(compared).scale_S
         values_S = _minus_others(compared.common_T, compared.group_of_T)[compared.trajectory_of_S]
         if compared.counted_S.any():
@@ -106,7 +106,7 @@ class LeaveOneOutBaseline:
 class BatchBaseline:
     """REINFORCE++: the mean of all rollouts of the batch, and of all steps."""
 
-    def differences(self, compared: Compared) -> Differences:
+    def differences(self, compared: BaselineInputs) -> Differences:
         return _within(compared, np.zeros_like(compared.group_of_T), np.zeros_like(compared.trajectory_of_S))
 
 
@@ -114,7 +114,7 @@ class RunningBaseline:
     """The mean of earlier batches. Only the deviation takes this batch into account: after few rewards, or many equal
     ones, that of the past is near 0. A task without a past has that of all tasks; a first batch has its own mean."""
 
-    def differences(self, compared: Compared) -> Differences:
+    def differences(self, compared: BaselineInputs) -> Differences:
         past, after = compared.past, compared.after()
         entries_T = [past.find(key) or after.of_all for key in compared.keys_T]
         means_T = np.array([(entry.common, entry.counted) for entry in entries_T]).reshape(-1, 2)
@@ -128,7 +128,7 @@ class RunningBaseline:
 class NoBaseline:
     """REINFORCE: the values as they are."""
 
-    def differences(self, compared: Compared) -> Differences:
+    def differences(self, compared: BaselineInputs) -> Differences:
         return Differences(compared.common_T[compared.trajectory_of_S] + compared.counted_S, None)
 
 
@@ -152,7 +152,7 @@ def single_groups(values_T: Floats, group_of_T: IndexArray) -> BoolArray:
 
 
 def baseline_advantages(
-    compared: Compared, baseline: BaselineKind, fallback: BaselineKind, *, divide_by_std: bool
+    compared: BaselineInputs, baseline: BaselineKind, fallback: BaselineKind, *, divide_by_std: bool
 ) -> Floats:
     """The advantage of each step."""
     for kind in (baseline, fallback):
@@ -168,7 +168,7 @@ def baseline_advantages(
     return np.where(is_single_S, instead_S, advantages_S)
 
 
-def _within(compared: Compared, part_of_T: IndexArray, part_of_S: IndexArray) -> Differences:
+def _within(compared: BaselineInputs, part_of_T: IndexArray, part_of_S: IndexArray) -> Differences:
     """Compared with the rollouts and the steps of the same part."""
     trajectory_of_S = compared.trajectory_of_S
     common_T = _centred(compared.common_T, part_of_T)
@@ -180,14 +180,14 @@ def _within(compared: Compared, part_of_T: IndexArray, part_of_S: IndexArray) ->
     return Differences(values_S, _deviations(largest_T, part_of_T)[part_of_T][trajectory_of_S])
 
 
-def _same_place(compared: Compared) -> IndexArray:
+def _same_place(compared: BaselineInputs) -> IndexArray:
     """For each step: the part with the steps of its group that have the same place."""
     group_of_S = compared.group_of_T[compared.trajectory_of_S]
     _, part_of_S = np.unique(np.stack([group_of_S, compared.places_S], axis=1), axis=0, return_inverse=True)
     return part_of_S.ravel()
 
 
-def _returns_within(compared: Compared, part_of_T: IndexArray) -> Differences:
+def _returns_within(compared: BaselineInputs, part_of_T: IndexArray) -> Differences:
     """The same where nothing counts for a step alone: all steps of a rollout differ equally."""
     common_T = _centred(compared.common_T, part_of_T)
     scale_T = _deviations(common_T, part_of_T)[part_of_T]

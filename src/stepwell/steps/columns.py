@@ -69,7 +69,7 @@ LENGTH = 4
 
 
 @message
-class Bases(NamedTuple):
+class PrefixLinks(NamedTuple):
     """The prefix tree of a batch: which earlier step each step begins with."""
 
     base_S: IntArray
@@ -116,7 +116,7 @@ class Columns:
     models: list[str]
     carried: Mapping[str, Any]
     """All other columns, by their packed name: arrays and lists."""
-    bases: Bases | None = None
+    bases: PrefixLinks | None = None
     """The prefix tree, where it is known."""
     sent_at: float | None = None
     """The sender's clock when the steps left, in wall-clock seconds: their ages are told by one clock."""
@@ -245,7 +245,7 @@ def to_message(columns: Columns) -> dict[str, Any]:
 def from_message(values: dict[str, Any]) -> Columns:
     """Of another process, which may send anything. ValueError, KeyError or TypeError if they do not fit together."""
     count, lists = values["count"], _read_json(values["lists"])
-    if type(values.get("bases")) not in (Bases, NoneType) or type(values.get("sent_at")) not in (float, NoneType):
+    if type(values.get("bases")) not in (PrefixLinks, NoneType) or type(values.get("sent_at")) not in (float, NoneType):
         raise TypeError("bases, sent_at")
     if type(count) is not int or count < 0:
         raise TypeError("count")
@@ -369,7 +369,7 @@ def _read_json(raw: Any) -> dict[str, Any]:
     return value
 
 
-def _checked_shared(bases: Bases, lengths_S: IndexArray) -> int:
+def _checked_shared(bases: PrefixLinks, lengths_S: IndexArray) -> int:
     """The sum of `shared_S`, if every base is an earlier row that has as many tokens."""
     count = len(lengths_S)
     _check_arrays(bases._asdict(), [(name, "iu") for name in bases._fields], count)
@@ -462,7 +462,7 @@ def cut(columns: Columns, sizes: Sequence[int]) -> list[Columns]:
             logprobs=columns.logprobs[of_responses],
             mask=columns.mask[of_responses],
             carried={name: column[here] for name, column in columns.carried.items()},
-            bases=None if bases is None else _moved(Bases(bases.base_S[here], bases.shared_S[here]), -start),
+            bases=None if bases is None else _moved(PrefixLinks(bases.base_S[here], bases.shared_S[here]), -start),
             sent_at=columns.sent_at,
             **values,
         )
@@ -561,7 +561,7 @@ def _joined(parts: list[Any]) -> Any:
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [value for part in parts for value in part]
 
 
-def _expand(columns: Columns, bases: Bases) -> IntArray:
+def _expand(columns: Columns, bases: PrefixLinks) -> IntArray:
     """All tokens. A base is an earlier row, so its tokens are already in place."""
     if not bases.shared_S.any():
         return columns.added
@@ -577,20 +577,22 @@ def _expand(columns: Columns, bases: Bases) -> IntArray:
     return tokens
 
 
-def _is_within(bases: Bases, sizes: Sequence[int]) -> bool:
+def _is_within(bases: PrefixLinks, sizes: Sequence[int]) -> bool:
     """Is every base in the same piece as its step?"""
     first_S = np.repeat([0, *accumulate(sizes)][:-1], sizes)
     base_S = bases.base_S[: len(first_S)]
     return bool(((base_S == NO_BASE) | (base_S >= first_S)).all())
 
 
-def _moved(bases: Bases, by: int) -> Bases:
-    return Bases(np.where(bases.base_S == NO_BASE, NO_BASE, bases.base_S + by).astype(np.int32), bases.shared_S)
+def _moved(bases: PrefixLinks, by: int) -> PrefixLinks:
+    return PrefixLinks(np.where(bases.base_S == NO_BASE, NO_BASE, bases.base_S + by).astype(np.int32), bases.shared_S)
 
 
-def _stacked_bases(parts: Sequence[Columns]) -> Bases | None:
+def _stacked_bases(parts: Sequence[Columns]) -> PrefixLinks | None:
     starts = accumulate((len(part) for part in parts), initial=0)
     moved = [_moved(part.bases, start) for part, start in zip(parts, starts, strict=False) if part.bases is not None]
     if not moved:
         return None
-    return Bases(np.concatenate([part.base_S for part in moved]), np.concatenate([part.shared_S for part in moved]))
+    return PrefixLinks(
+        np.concatenate([part.base_S for part in moved]), np.concatenate([part.shared_S for part in moved])
+    )

@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.columns import NO_BASE, Bases, Columns
+from stepwell.steps.columns import NO_BASE, PrefixLinks, Columns
 from stepwell.steps.layout import IndexArray, is_first, offsets, returns_of, sums
 from stepwell.steps.padding import Overlong, fitting, ones, spread
 from stepwell.steps.prefix_tree import PrefixTree
@@ -144,7 +144,7 @@ def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexA
     )
 
 
-def bases_within(columns: Columns, trajectory_of_S: IndexArray) -> Bases:
+def bases_within(columns: Columns, trajectory_of_S: IndexArray) -> PrefixLinks:
     """The prefix tree of a batch, in which no step builds on one of another trajectory."""
     bases = columns.bases
     if bases is None or _crosses_trajectories(bases, trajectory_of_S):
@@ -152,12 +152,12 @@ def bases_within(columns: Columns, trajectory_of_S: IndexArray) -> Bases:
     return bases
 
 
-def _crosses_trajectories(bases: Bases, trajectory_of_S: IndexArray) -> bool:
+def _crosses_trajectories(bases: PrefixLinks, trajectory_of_S: IndexArray) -> bool:
     """Does a step build on one of another trajectory? So it is if a trajectory was divided after it was shipped."""
     return bool(((bases.base_S != NO_BASE) & (trajectory_of_S[bases.base_S] != trajectory_of_S)).any())
 
 
-def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> Bases:
+def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> PrefixLinks:
     """The prefix tree of steps that were packed without one."""
     base_S, shared_S = np.full(len(columns), NO_BASE, np.int32), np.zeros(len(columns), np.int32)
     tokens, starts = columns.tokens, columns.token_offsets_S.tolist()
@@ -168,7 +168,7 @@ def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> Bases:
             steps = [tokens[start:stop] for start, stop in pairwise(starts[first : end + 1])]
             found = tree.bases([(tree.place(step).branch, len(step)) for step in steps], first)
             base_S[first:end], shared_S[first:end] = np.array(found, np.int32).T
-    return Bases(base_S, shared_S)
+    return PrefixLinks(base_S, shared_S)
 
 
 # -- which steps share a row -------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class _RowBuilder:
     A point is (step, length): the first step that has these tokens, and how many. Equal prefixes have the same point.
     """
 
-    def __init__(self, columns: Columns, bases: Bases) -> None:
+    def __init__(self, columns: Columns, bases: PrefixLinks) -> None:
         self.steps_of_R: list[list[int]] = []
         """The steps of each row, in order."""
         self._bases, self._shared = bases.base_S.tolist(), bases.shared_S.tolist()
@@ -251,7 +251,7 @@ class _RowBuilder:
 
 
 def _divide(
-    columns: Columns, bases: Bases, trajectory_of_S: IndexArray
+    columns: Columns, bases: PrefixLinks, trajectory_of_S: IndexArray
 ) -> tuple[IndexArray, IndexArray, Counter[ForkReason]]:
     """The row of each step, the last step of each row, and how many rows were opened beside a trajectory's first."""
     if _continues_always(columns, bases, trajectory_of_S):
@@ -274,7 +274,7 @@ def _divide(
     return np.array(row_of_S, np.int64), np.array(last_of_R, np.int64), forks
 
 
-def _continues_always(columns: Columns, bases: Bases, trajectory_of_S: IndexArray) -> bool:
+def _continues_always(columns: Columns, bases: PrefixLinks, trajectory_of_S: IndexArray) -> bool:
     """Does every step that is not the first of its trajectory begin with all tokens of the one before it, and add some?
     Then each trajectory is one row."""
     base_S, shared_S, lengths_S = bases.base_S, bases.shared_S, columns.lengths_S

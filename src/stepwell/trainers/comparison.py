@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.steps.advantages import compare_steps
-from stepwell.steps.baselines import Compared
+from stepwell.steps.baselines import BaselineInputs
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.left_out import NO_STEP
 from stepwell.steps.returns import split_rewards
@@ -23,7 +23,7 @@ def compare(
     settings: RowSettings,
     past: RunningStatistics = NO_PAST,
     known_groups: IndexArray | None = None,
-) -> Compared:
+) -> BaselineInputs:
     """The steps of the batch, and behind them those of its groups that it does not have. Groups that were trained
     before do not change the statistics."""
     columns, trajectory_of_S, left_out, whole = (

@@ -17,7 +17,7 @@ from stepwell.trainers.distributions import (
     token_logprobs,
 )
 from stepwell.trainers.policy_loss import LogRatios, log_ratios, policy_loss, sequence_log_ratios
-from stepwell.trainers.rows import Pass, TrainedRows
+from stepwell.trainers.rows import MicroBatch, TrainedRows
 from stepwell.trainers.settings import Settings, default_rate
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Learner:
         return Learned(**means, learning_rate=rate)
 
     def _take_step(
-        self, parts: Sequence[Pass], proximal: "Sequence[torch.Tensor | None]", rate: float, tokens: int
+        self, parts: Sequence[MicroBatch], proximal: "Sequence[torch.Tensor | None]", rate: float, tokens: int
     ) -> dict[str, float]:
         """Trains a minibatch. Returns its loss, the norm of its gradient, and its share of the batch's means."""
         from torch.nn.utils import clip_grad_norm_
@@ -123,7 +123,7 @@ class Learner:
         known = next(iter(self.optimizer.state.values()), None)
         return 0.0 if known is None else float(known["step"])
 
-    def _inputs(self, part: Pass) -> "list[torch.Tensor]":
+    def _inputs(self, part: MicroBatch) -> "list[torch.Tensor]":
         return self._tensors(part.ids_R_L, part.attention_R_L, part.trained_R_L, part.temperatures_N)
 
     def _tensors(self, *arrays: "NDArray[np.generic]") -> "list[torch.Tensor]":
@@ -132,13 +132,15 @@ class Learner:
         device = next(self.model.parameters()).device
         return [torch.from_numpy(array).to(device) for array in arrays]
 
-    def _current_logprobs(self, part: Pass) -> "torch.Tensor":
+    def _current_logprobs(self, part: MicroBatch) -> "torch.Tensor":
         import torch
 
         with torch.no_grad():
             return token_logprobs(self.model, *self._inputs(part))
 
-    def _sequence_ratios(self, parts: Sequence[Pass], proximal: "Sequence[torch.Tensor | None]") -> list[LogRatios]:
+    def _sequence_ratios(
+        self, parts: Sequence[MicroBatch], proximal: "Sequence[torch.Tensor | None]"
+    ) -> list[LogRatios]:
         """A pass does not see all tokens of a sequence, so they are computed before all passes."""
         of_parts = []
         for part, before in zip(parts, proximal, strict=True):
@@ -147,7 +149,7 @@ class Learner:
         return sequence_log_ratios(of_parts, [part.sequences_N for part in parts])
 
     def _backward(
-        self, part: Pass, proximal_N: "torch.Tensor | None", sequence_ratios: LogRatios | None, tokens: int
+        self, part: MicroBatch, proximal_N: "torch.Tensor | None", sequence_ratios: LogRatios | None, tokens: int
     ) -> dict[str, float]:
         """Adds the gradients of one pass; returns its part of the loss, and its share of the batch's means."""
         import torch

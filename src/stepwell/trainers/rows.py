@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.baselines import NEED_SIBLINGS, NO_FALLBACK, Compared, baseline_advantages
+from stepwell.steps.baselines import NEED_SIBLINGS, NO_FALLBACK, BaselineInputs, baseline_advantages
 from stepwell.steps.columns import Columns
 from stepwell.steps.credit import credit_shares
 from stepwell.steps.layout import IndexArray, firsts_of, in_parts_of, offsets, parts_of, sums
@@ -40,7 +40,7 @@ NO_END = frozenset({"length", CUT_SHORT})
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Pass:
+class MicroBatch:
     """Rows that go through the model together, padded on the right to L tokens; N tokens of them are trained."""
 
     ids_R_L: IndexArray
@@ -160,7 +160,9 @@ class TrainedRows:
             parts.append(replace(self, chosen_R=chosen_R, trained=trained))
         return parts
 
-    def passes(self, tokens: int, aggregation: LossAggregation = "token_mean", fixed_length: int = 1) -> Iterator[Pass]:
+    def passes(
+        self, tokens: int, aggregation: LossAggregation = "token_mean", fixed_length: int = 1
+    ) -> Iterator[MicroBatch]:
         """As many rows at a time as fit into `tokens` with their padding, but at least one."""
         lengths_R = np.diff(self.merged.offsets_R)
         sequences = np.repeat(self.merged.trajectory_of_R, lengths_R)[self.trained]
@@ -175,7 +177,7 @@ class TrainedRows:
         if rows:
             yield self._pass(np.array(rows), weights)
 
-    def _pass(self, rows: IndexArray, weights: FloatArray) -> Pass:
+    def _pass(self, rows: IndexArray, weights: FloatArray) -> MicroBatch:
         merged = self.merged
         at, lengths = merged.offsets_R[rows], np.diff(merged.offsets_R)[rows]
         shape = (len(rows), int(lengths.max()))
@@ -184,7 +186,7 @@ class TrainedRows:
         def of_trained(flat: FloatArray) -> FloatArray:
             return spread(flat, at, lengths, np.zeros(shape, np.float32))[trained_R_L]
 
-        return Pass(
+        return MicroBatch(
             ids_R_L=spread(merged.tokens, at, lengths, np.zeros(shape, np.int64)),
             attention_R_L=ones(np.zeros_like(lengths), lengths, shape[1]),
             trained_R_L=trained_R_L,
@@ -310,7 +312,7 @@ def response_advantages(
     return _response_advantages(batch, settings, compare(batch, settings, past))
 
 
-def _response_advantages(batch: TrainingBatch, settings: RowSettings, compared: Compared) -> NDArray[np.float64]:
+def _response_advantages(batch: TrainingBatch, settings: RowSettings, compared: BaselineInputs) -> NDArray[np.float64]:
     shares_S = credit_shares(settings.credit, batch.columns, batch.trajectory_of_S)
     advantages_S = baseline_advantages(
         compared, settings.baseline, settings.fallback_baseline, divide_by_std=settings.divide_by_std
@@ -419,7 +421,7 @@ def _overlong(batch: TrainingBatch, *, is_filtered: bool) -> BoolArray:
 def _unlearnable_groups(
     batch: TrainingBatch,
     merged: MergedRows,
-    compared: Compared,
+    compared: BaselineInputs,
     is_unlearnable_T: BoolArray,
     settings: RowSettings,
 ) -> tuple[int, int, int]:

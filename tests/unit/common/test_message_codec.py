@@ -44,7 +44,7 @@ from stepwell.pool.client.link_messages import LinkAnswer, LinkCall, LinkState
 from stepwell.pool.shard.operation import Operation
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.trajectories import ChannelIfOpen
-from stepwell.steps.columns import Bases, Columns, pack, unpack
+from stepwell.steps.columns import PrefixLinks, Columns, pack, unpack
 from stepwell.steps.step import Exactness, VersionSpan
 from tests.builders import make_step
 
@@ -249,7 +249,9 @@ def test_columns_arrive_exactly(told: list[Any]) -> None:
 
 
 def test_arrays_are_read_only_views_of_what_was_received() -> None:
-    columns = replace(pack([make_step()] * 2), bases=Bases(np.array([-1, 0], np.int32), np.array([0, 0], np.int32)))
+    columns = replace(
+        pack([make_step()] * 2), bases=PrefixLinks(np.array([-1, 0], np.int32), np.array([0, 0], np.int32))
+    )
     parts = [bytes(part) for part in pack_message(columns)]
     received: Columns = unpack_message(parts)
     assert not received.added.flags.writeable
@@ -355,7 +357,7 @@ def test_no_constructor_is_called_with_what_does_not_fit(name: str, fields: dict
         {"count": -1},
         {"count": 2**40},
         {"text_names": "uids*"},
-        {"bases": Bases(np.array([5, 9], np.int32), np.array([0, 0], np.int32))},
+        {"bases": PrefixLinks(np.array([5, 9], np.int32), np.array([0, 0], np.int32))},
         {"layout": "prompt_lengths_S:|O"},
     ],
     ids=str,

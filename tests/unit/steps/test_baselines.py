@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
 from stepwell.steps.advantages import AdvantageKind, compare_steps
-from stepwell.steps.baselines import BASELINES, BaselineKind, Compared, baseline_advantages, compare_rollouts
+from stepwell.steps.baselines import BASELINES, BaselineKind, BaselineInputs, baseline_advantages, compare_rollouts
 from stepwell.steps.running_statistics import RunningEntry, RunningStatistics
 
 WITHIN_GROUPS: tuple[BaselineKind, ...] = ("group", "leave_one_out")
@@ -25,7 +25,9 @@ def advantages(
     return [round(float(value), 4) for value in computed]
 
 
-def steps_of(kind: AdvantageKind, rewards: list[list[float]], outcomes: list[float], groups: list[int]) -> Compared:
+def steps_of(
+    kind: AdvantageKind, rewards: list[list[float]], outcomes: list[float], groups: list[int]
+) -> BaselineInputs:
     counts = [len(of_rollout) for of_rollout in rewards]
     return compare_steps(
         kind,
@@ -118,7 +120,9 @@ def test_an_advantage_stays_small_after_few_rewards_and_after_many_equal_ones(re
     past = RunningStatistics()
     for reward in [*rewards, *[1.0] * 50, 0.0]:
         compared = compare_rollouts(np.array([reward]), np.array([0]))
-        compared = Compared(**{name: getattr(compared, name) for name in Compared.__slots__} | {"past": past})
+        compared = BaselineInputs(
+            **{name: getattr(compared, name) for name in BaselineInputs.__slots__} | {"past": past}
+        )
         (advantage,) = baseline_advantages(compared, "running", "none", divide_by_std=True).tolist()
         assert abs(advantage) <= 10.0
         past = compared.after()

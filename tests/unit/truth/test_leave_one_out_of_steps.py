@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.steps.advantages import AdvantageKind, compare_steps
-from stepwell.steps.baselines import Compared, baseline_advantages
+from stepwell.steps.baselines import BaselineInputs, baseline_advantages
 
 REWARDS = st.sampled_from([0.0, 0.25, 1.0])
 ROLLOUT = st.tuples(REWARDS, st.lists(REWARDS, max_size=4))
 """Its outcome, and the rewards of its steps."""
 
 
-def compared_steps(kind: AdvantageKind, rollouts: list[tuple[float, list[float]]], size: int) -> Compared:
+def compared_steps(kind: AdvantageKind, rollouts: list[tuple[float, list[float]]], size: int) -> BaselineInputs:
     outcomes = np.array([outcome for outcome, _ in rollouts], np.float64)
     rewards = [np.array(of_steps, np.float64) for _, of_steps in rollouts]
     counts = [len(of_steps) for of_steps in rewards]

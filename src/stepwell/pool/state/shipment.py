@@ -13,7 +13,7 @@ import numpy as np
 
 from stepwell.pool.state.records import EXPLANATION, STEP_DETAILS, Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.columns import NO_BASE, Bases, Columns, join, join_masks, pack_values
+from stepwell.steps.columns import NO_BASE, PrefixLinks, Columns, join, join_masks, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.left_out import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
 from stepwell.steps.schema import CARRIED
@@ -171,7 +171,7 @@ def ship(
         untrainable=[step.untrainable for step in steps],
         models=[step.model for step in steps],
         carried={column.packed: pack_values(column, values) for column, values in zip(CARRIED, carried, strict=True)},
-        bases=Bases(np.array(bases, np.int32), np.array(shared, np.int32)),
+        bases=PrefixLinks(np.array(bases, np.int32), np.array(shared, np.int32)),
     )
 
 

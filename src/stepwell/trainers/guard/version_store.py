@@ -18,7 +18,7 @@ from stepwell.common.atomic_files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest
 from stepwell.trainers.checkpoint import TensorState
 from stepwell.trainers.guard.paired_scores import Scores
-from stepwell.trainers.guard.sequential_test import ComparisonState
+from stepwell.trainers.guard.canary_statistic import ComparisonState
 
 if TYPE_CHECKING:
     import torch

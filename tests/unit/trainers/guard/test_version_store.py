@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stepwell.errors import BadRequest
-from stepwell.trainers.guard.sequential_test import ComparisonState
+from stepwell.trainers.guard.canary_statistic import ComparisonState
 from stepwell.trainers.guard.version_store import STATE_FILE, GuardState, VersionStore, borrowed
 from tests.unit.trainers.models import Bigram
 
