@@ -19,7 +19,7 @@ from stepwell.common.atomic_files import replacing_file
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.client import DataPool, connect
 from stepwell.pool.client.batch import Batch
-from stepwell.trainers.checkpoint import TrainedLedger
+from stepwell.trainers.feed import TrainedLedger
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
 from stepwell.trainers.ports import VersionedPool

@@ -14,7 +14,7 @@ from typing import Any
 from stepwell.common.atomic_files import replacing_file
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.client import DataPool, connect
-from stepwell.trainers.checkpoint import TrainedLedger
+from stepwell.trainers.feed import TrainedLedger
 
 GROUPS = 4
 """In a batch."""

@@ -13,7 +13,8 @@ import pytest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from stepwell.trainers.tinker.tinker_record import TinkerRecord, read_record
+from stepwell.trainers.feed import read_state
+from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
 from tests.e2e.two_tenants import GROUP, WANTED, Tenants, held_out_answers, logprob_gap, make_base_model, reward
 from tests.rig.gateways import gateway_process
 from tests.rig.ray_cluster import RayCluster
@@ -135,7 +136,7 @@ def stage(ray_cluster: RayCluster, namespace: str, tmp_path_factory: pytest.Temp
 
 def records(folder: Path) -> dict[str, TinkerRecord]:
     """Of the channels that have one."""
-    found = {channel: read_record(folder / channel) for channel in WANTED}
+    found = {channel: read_state(TinkerRecord, folder / channel / FILE) for channel in WANTED}
     return {channel: record for channel, record in found.items() if record is not None}
 
 

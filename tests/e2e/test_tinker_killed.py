@@ -16,7 +16,8 @@ from stepwell.demo.model import write_model
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from stepwell.trainers.tinker.tinker_record import read_record
+from stepwell.trainers.feed import read_state
+from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
 from tests.e2e.test_tinker_service import CHANNEL, ROLLOUTS, SETTINGS, WITHIN, add_group
 from tests.e2e.two_tenants import new_model
 from tests.rig.ray_cluster import RayCluster
@@ -68,10 +69,10 @@ async def test_a_run_killed_at_random_moments_trains_every_group_exactly_once(
         for number in range(KILLS):
             await groups.top_up(AHEAD)
             await kill_somewhere(train(f"killed-{number}.log", NEVER), chance)
-        record = read_record(tmp_path / CHANNEL)
+        record = read_state(TinkerRecord, tmp_path / CHANNEL / FILE)
         updates = (record.update if record else 0) + 5
         await asyncio.to_thread(train("last.log", updates).wait, WITHIN)
-        record = read_record(tmp_path / CHANNEL)
+        record = read_state(TinkerRecord, tmp_path / CHANNEL / FILE)
         pool = DataPool(client)
         await until(lambda: not pool.stats().leases, "the leases of killed runs to return")
         acknowledged = groups.added - await groups.held()

@@ -13,7 +13,8 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from stepwell.trainers.tinker.tinker_record import read_record
+from stepwell.trainers.feed import read_state
+from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
 from tests.e2e.two_tenants import new_model
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.trainers.process import DEFAULT
@@ -67,7 +68,7 @@ async def test_a_killed_run_continues_with_the_same_weights(ray_cluster: RayClus
         finally:
             killed.kill()
         assert killed.process.returncode < 0, killed.log.read_text()[-8000:]
-        record = read_record(tmp_path / CHANNEL)
+        record = read_state(TinkerRecord, tmp_path / CHANNEL / FILE)
         assert record is not None
         assert (record.update, record.version) == (1, 2)
 

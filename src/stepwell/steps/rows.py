@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.columns import NO_BASE, PrefixLinks, Columns
+from stepwell.steps.columns import NO_BASE, Columns, PrefixLinks
 from stepwell.steps.layout import IndexArray, is_first, offsets, returns_of, sums
 from stepwell.steps.padding import Overlong, fitting, ones, spread
 from stepwell.steps.prefix_tree import PrefixTree

@@ -9,19 +9,18 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepwell.common.optional import require
 from stepwell.steps.rows import NO_VERSION
-from stepwell.steps.running_statistics import NO_PAST
 from stepwell.steps.step import FloatArray
-from stepwell.trainers.checkpoint import TrainedLedger
-from stepwell.trainers.learnable import LearningMonitor
+from stepwell.trainers.feed import Feed
 from stepwell.trainers.ports import TrainingPool
-from stepwell.trainers.rows import TrainedRows, choose_rows
-from stepwell.trainers.settings import RowSettings, choose_old_logprobs
+from stepwell.trainers.rows import TrainedRows
+from stepwell.trainers.settings import FeedSettings, RowSettings, choose_old_logprobs
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +53,12 @@ def pool_loader(
     require("torch", "train")
     from torch.utils.data import DataLoader, IterableDataset
 
+    def terms(rows: RowSettings) -> FeedSettings:
+        same = {of.name: getattr(rows, of.name) for of in fields(RowSettings)}
+        return FeedSettings(
+            **same, channel=channel, fetch_timeout=timeout, lease=lease, max_unlearnable=max_unlearnable
+        )
+
     class Batches(IterableDataset[dict[str, "torch.Tensor"]]):
         def __iter__(self) -> "Iterator[dict[str, torch.Tensor]]":
             settings = choose_old_logprobs(
@@ -61,22 +66,20 @@ def pool_loader(
                 ("current", "recorded"),
                 "a loader has no model; your loop puts its log-probabilities where `missing_logprobs` is True",
             )
-            trained, given, monitor, past = TrainedLedger(), 0, LearningMonitor(max_unlearnable), NO_PAST
+            feed, given = Feed(pool, terms(settings)), 0
             while batches is None or given < batches:
-                batch = pool.fetch_batch(count, timeout=timeout, lease=lease, channel=channel, unit=settings.unit)
-                chosen = choose_rows(batch, trained, settings, past)
+                chosen = feed.take(count).rows
                 if chosen.tokens:
                     given += 1
                     try:
                         yield _as_tensors(chosen)
                     except GeneratorExit:
                         if not sys.is_finalizing():  # at exit nobody answers, and the lease expires by itself
-                            pool.nack(batch)
+                            feed.give_back()
                         raise
-                past = chosen.statistics
-                trained.add(batch.leases, chosen.uids)
-                trained.acknowledge(pool)
-                monitor.check(chosen, pool.stats().policy_version if chosen.missing.any() else NO_VERSION)
+                feed.count_as_trained()
+                feed.acknowledge()
+                feed.monitor.check(chosen, pool.stats().policy_version if chosen.missing.any() else NO_VERSION)
 
     return DataLoader(Batches(), batch_size=None)
 

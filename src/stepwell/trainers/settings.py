@@ -74,7 +74,20 @@ class RowSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(RowSettings):
+class FeedSettings(RowSettings):
+    """How batches are leased, and how long without learning anything."""
+
+    channel: str = "train"
+    fetch_timeout: float = 600.0
+    """Seconds to wait for a batch."""
+    lease: float = 600.0
+    """Seconds until a batch's lease expires if the pool hears no heartbeats. The client sends them while it lives."""
+    max_unlearnable: int | None = 20
+    """Batches in a row from which nothing can be learned before the run stops with `NothingLearned`; None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(FeedSettings):
     algorithm: AlgorithmKind = "grpo"
     """The objective, and the default of the settings that belong to it (trainers/algorithms.py): `baseline`,
     `divide_by_std`, `loss_aggregation`, `clip_low`, `clip_high` and `importance_cap`."""
@@ -82,7 +95,6 @@ class Settings(RowSettings):
     divide_by_std: bool = BY_ALGORITHM
     groups: int = 16
     """Groups per batch; trajectories or steps, if these are the unit."""
-    channel: str = "train"
     updates: int = 120
     """Updates over which the learning rate falls, and the default of `run()`."""
     learning_rate: float | None = None
@@ -117,14 +129,8 @@ class Settings(RowSettings):
     """Tokens; by what `fixed_length` divides."""
     max_refills: int = 0
     """Dynamic sampling: how often an update may fetch more groups in place of those that teach nothing."""
-    max_unlearnable: int | None = 20
-    """Batches in a row from which nothing can be learned before the run stops with `NothingLearned`; None: never."""
     tokens_per_pass: int = 16_384
     """Tokens in one pass of the model, with padding; the gradients of several passes are summed into one update."""
-    fetch_timeout: float = 600.0
-    """Seconds to wait for a batch."""
-    lease: float = 600.0
-    """Seconds until a batch's lease expires if the pool hears no heartbeats. The client sends them while it lives."""
     checkpoint_every: int = 1
     """Updates between checkpoints. After a crash, what was trained since the last one is trained again."""
     sync_every: int = 1

@@ -8,29 +8,24 @@
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from stepwell.errors import FetchTimeout, StepwellError
-from stepwell.steps.running_statistics import NO_PAST, statistics_of
 from stepwell.trainers.checkpoint import (
     Checkpoint,
     TensorState,
-    TrainedLedger,
     random_state,
     read_checkpoint,
     set_random_state,
     write_checkpoint,
 )
-from stepwell.trainers.joined_batch import JoinedBatch
-from stepwell.trainers.learnable import LearningMonitor
+from stepwell.trainers.feed import ChosenBatch, Feed
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.old_logprobs import OldPolicies
-from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.ports import TrainingPool
 from stepwell.trainers.reporting import Report, Stopwatch, UpdateMetrics, guarded, measure
-from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import Settings, choose_old_logprobs
 
 if TYPE_CHECKING:
@@ -59,13 +54,6 @@ class Sync(Protocol):
     def sync(self, weights: "torch.nn.Module", version: int) -> Synced: ...
 
 
-class FetchedBatch(NamedTuple):
-    batch: TrainingBatch
-    rows: TrainedRows
-    refills: int = 0
-    """How often more groups were fetched in place of those that teach nothing."""
-
-
 class AsyncTrainer:
     """Trains `model`: any module that takes input_ids and attention_mask and returns an object with `.logits`.
 
@@ -90,15 +78,12 @@ class AsyncTrainer:
         """Trained batches, including those before a resume."""
         self.version = 0
         """The last version sent to the engines."""
-        self._pool = pool
+        self._feed = Feed(pool, self.settings)
         self._sync = sync
         self._checkpoints = checkpoints
         self._reports = [guarded(report) for report in reports]
         self._learner = Learner(model, reference, self.settings)
         self._old_policies = OldPolicies(model, self.settings)
-        self._monitor = LearningMonitor(self.settings.max_unlearnable)
-        self._ledger = TrainedLedger()
-        self._statistics = NO_PAST
         self._is_started = False
         self._engines_are_behind = False
 
@@ -107,7 +92,7 @@ class AsyncTrainer:
         self.start()
         while self.update < (self.settings.updates if updates is None else updates):
             self.step()
-        if self._ledger.leases:
+        if self._feed.has_open_leases:
             self._save()
 
     def start(self) -> None:
@@ -116,10 +101,9 @@ class AsyncTrainer:
             return
         if self._checkpoints and (saved := read_checkpoint(self._checkpoints)):
             self._restore(saved)
-            self._ledger.acknowledge(self._pool)
+            self._feed.acknowledge()
         if self._sync is not None:
-            newest = self._pool.stats().policy_version
-            self.version = self.version if newest <= self.version else newest + 1
+            self.version = self._feed.unseen_version(self.version)
             self._sync_weights()
         self._is_started = True
 
@@ -128,20 +112,20 @@ class AsyncTrainer:
         self.start()
         stopwatch, before = Stopwatch(), self.version
         with stopwatch.timing("fetch"):
-            batch, rows, refills = self._fetch()
-        with stopwatch.timing("train"), self._nack_on_failure(batch):
-            rows = self._old_policies.fill(rows)
+            chosen = self._fetch()
+        with stopwatch.timing("train"), self._feed.returned_on_failure():
+            rows = self._old_policies.fill(chosen.rows)
             if rows.tokens:
                 self._old_policies.before_update()
             learned = self._learner.learn(rows, self.update)
-        self._record_update(batch, rows)
+        self._record_update(is_changed=rows.tokens > 0)
         with stopwatch.timing("save"):
             if self.update % self.settings.checkpoint_every == 0:
                 self._save()
         with stopwatch.timing("sync"):
             gap = self._sync_weights() if self.version != before else None
         metrics = measure(
-            batch,
+            chosen.batch,
             rows,
             learned,
             stopwatch,
@@ -149,19 +133,18 @@ class AsyncTrainer:
             before=before,
             version=self.version,
             gap=gap,
-            refills=refills,
+            refills=chosen.refills,
         )
         for report in self._reports:
             report(metrics)
-        self._monitor.check(rows, before)
+        self._feed.monitor.check(rows, before)
         return metrics
 
-    def _record_update(self, batch: TrainingBatch, rows: TrainedRows) -> None:
-        """The batch is in the weights; they get a new version if a sync is due."""
+    def _record_update(self, *, is_changed: bool) -> None:
+        """The batch is in the weights; if it has changed them, they get a new version when a sync is due."""
         self.update += 1
-        self._ledger.add(batch.leases, rows.uids)
-        self._statistics = rows.statistics
-        self._engines_are_behind |= rows.tokens > 0
+        self._feed.count_as_trained()
+        self._engines_are_behind |= is_changed
         if self._sync is not None and self._engines_are_behind and self.update % self.settings.sync_every == 0:
             self.version += 1
 
@@ -183,54 +166,14 @@ class AsyncTrainer:
         self._learner.reset_optimizer()
         self._save()
 
-    # -- batches -----------------------------------------------------------------------------------------------------
-
-    def _fetch(self) -> FetchedBatch:
+    def _fetch(self) -> ChosenBatch:
         """A batch with something new: rollouts may come back that were trained under a lease that expired."""
         while True:
-            fetched = self._refill(self._choose(self._take(self.settings.groups)))
-            if fetched.rows.is_new_T.any():
-                return fetched
-            self._ledger.add(fetched.batch.leases, ())
+            chosen = self._feed.take(self.settings.groups, refills=self.settings.max_refills)
+            if chosen.rows.is_new_T.any():
+                return chosen
+            self._feed.count_as_trained()
             self._save()
-
-    def _refill(self, fetched: FetchedBatch) -> FetchedBatch:
-        """With more groups in place of those that teach nothing. If there are no more in time, with what there is."""
-        while fetched.refills < self.settings.max_refills:
-            missing = self.settings.groups - fetched.rows.groups_trained
-            if missing <= 0:
-                break
-            with self._nack_on_failure(fetched.batch):
-                try:
-                    more = self._take(missing)
-                except FetchTimeout as timeout:
-                    log.warning("%d groups teach nothing and are not replaced: %s", missing, timeout)
-                    break
-            fetched = self._choose(JoinedBatch([fetched.batch, more]), fetched.refills + 1)
-        return fetched
-
-    def _choose(self, batch: TrainingBatch, refills: int = 0) -> FetchedBatch:
-        with self._nack_on_failure(batch):
-            return FetchedBatch(batch, choose_rows(batch, self._ledger, self.settings, self._statistics), refills)
-
-    def _take(self, groups: int) -> TrainingBatch:
-        settings = self.settings
-        return self._pool.fetch_batch(
-            groups,
-            timeout=settings.fetch_timeout,
-            lease=settings.lease,
-            channel=settings.channel,
-            unit=settings.unit,
-        )
-
-    @contextmanager
-    def _nack_on_failure(self, batch: TrainingBatch) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            with suppress(StepwellError):
-                self._pool.nack(batch)
-            raise
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -243,17 +186,14 @@ class AsyncTrainer:
                 random=random_state(),
                 update=self.update,
                 version=self.version,
-                leases=list(self._ledger.leases),
-                trajectories=self._ledger.trained,
-                statistics=self._statistics.as_numbers(),
+                **asdict(self._feed.state()),
             )
             write_checkpoint(self._checkpoints, checkpoint)
-        self._ledger.acknowledge(self._pool)
+        self._feed.acknowledge()
 
     def _restore(self, saved: Checkpoint) -> None:
         self.model.load_state_dict(saved.model)
         self._learner.optimizer.load_state_dict(saved.optimizer)
         set_random_state(saved.random)
         self.update, self.version = saved.update, saved.version
-        self._ledger = TrainedLedger(saved.leases, saved.trajectories)
-        self._statistics = statistics_of(saved.statistics)
+        self._feed.restore(saved)

@@ -27,27 +27,24 @@ StepwellCallback and last_checkpoint are in trl_callback.py.
 
 import logging
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from queue import Full, Queue
 from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
-from stepwell.errors import BadRequest, FetchTimeout, StepwellError
+from stepwell.errors import BadRequest, FetchTimeout
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.baselines import BaselineKind
 from stepwell.steps.credit import CreditKind
-from stepwell.trainers.learnable import LearningMonitor
+from stepwell.trainers.feed import Feed
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
-from stepwell.trainers.row_samples import row_samples
-from stepwell.trainers.rows import TrainedRows, choose_rows
-from stepwell.trainers.settings import OldLogprobs, RowSettings, choose_old_logprobs
+from stepwell.trainers.rows import TrainedRows
+from stepwell.trainers.settings import FeedSettings, OldLogprobs, choose_old_logprobs
 from stepwell.trainers.trl_progress import DeliveredGroup, TrlProgress
-from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber
+from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber, row_samples
 from stepwell.trainers.weight_stream import Weights
 
 if TYPE_CHECKING:
@@ -121,9 +118,11 @@ class StepwellRolloutWorker:
         self.rollout_buffer: Queue[RolloutSample] = Queue(samples_ahead)
         self.metrics_queue: Queue[dict[str, Rate]] = Queue()
         self._pool = pool
-        self._channel = channel
-        self._lease = lease
-        rows = RowSettings(
+        settings = FeedSettings(
+            channel=channel,
+            fetch_timeout=POLL_INTERVAL,
+            lease=lease,
+            max_unlearnable=max_unlearnable,
             advantage=advantage,
             credit=credit,
             baseline=baseline,
@@ -133,19 +132,16 @@ class StepwellRolloutWorker:
             assumed_temperature=assumed_temperature,
             old_logprobs=old_logprobs,
         )
-        self._rows = choose_old_logprobs(
-            rows, ("current", "recorded"), "TRL's loss knows no other weights than those that it trains"
+        self._settings = choose_old_logprobs(
+            settings, ("current", "recorded"), "TRL's loss knows no other weights than those that it trains"
         )
-        self._monitor = LearningMonitor(max_unlearnable, "groups")
-        self.progress = TrlProgress()
+        self._feed = Feed(pool, self._settings, "groups")
+        self.progress = TrlProgress(self._feed)
         self._versions = PolicyVersions()
-        self._past = self.progress.statistics
         self._begun: list[RolloutSample] = []
         """Samples of a checkpoint, which TRL gets first."""
-        self._fetched: deque[TrainingBatch] = deque()
-        """Groups that are leased and not delivered yet."""
         self._group_samples = samples_ahead
-        """Of the last group that had any."""
+        """How many samples the last group had that had any."""
         self._groups = 0
         self._missing = ""
         self._last_word = time.monotonic()
@@ -168,10 +164,7 @@ class StepwellRolloutWorker:
         self._is_stopping.set()
         if self._running is not None and (failure := self._running.exception()) is not None:
             log.error("the worker had ended: %s", failure)
-        for batch in self._fetched:
-            with suppress(StepwellError):  # it returns by itself
-                self._pool.nack(batch)
-        self.progress.close(self._pool)
+        self.progress.close()
 
     def update_model_version(self, model_version: int) -> None:
         self._versions.trl, self._versions.pool = model_version, self._pool.stats().policy_version
@@ -189,49 +182,45 @@ class StepwellRolloutWorker:
     def resume(self, state: Mapping[str, Any] | None) -> None:
         """Continue from the state in a checkpoint, or begin without one. Comes before `start`."""
         if state is not None:
-            self._begun = self.progress.restore(state, self._pool, self._versions)
-            self._past = self.progress.statistics
+            self._begun = self.progress.restore(state, self._versions)
             self._groups = 1  # the begun one has the first number
         self._is_ready = True
 
     def commit(self) -> None:
         """What is trained is kept: acknowledge it."""
-        self.progress.commit(self._pool)
+        self.progress.commit()
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         self._put(self._begun)
         while not self._is_stopping.is_set():
-            if not self._fetched:
+            if not self._feed.leased:
                 self._fetch()
-            if self._fetched:
-                self._deliver(self._fetched[0])
+            if self._feed.leased:
+                self._deliver()
 
-    def _deliver(self, batch: TrainingBatch) -> None:
-        rows = choose_rows(batch, self.progress, self._rows, self._past)
-        self._past = rows.statistics
-        samples = samples_of(rows, self._groups, self._versions)
-        group = DeliveredGroup(leases=batch.leases, uids=rows.uids, statistics=rows.statistics, samples=samples)
-        self.progress.add(self._groups, group)
-        self._fetched.popleft()
+    def _deliver(self) -> None:
+        chosen = self._feed.choose()
+        samples = samples_of(chosen.rows, self._groups, self._versions)
+        self.progress.add(self._groups, DeliveredGroup(rollouts=chosen.rollouts, samples=samples))
         self._groups += 1
         self._group_samples = len(samples) or self._group_samples
-        self._note(batch, rows)
+        self._note(chosen.batch, chosen.rows)
         self._put(samples)
-        self._monitor.check(rows, self._versions.pool)
+        self._feed.monitor.check(chosen.rows, self._versions.pool)
 
     def _fetch(self) -> None:
-        several = self.rollout_buffer.maxsize // (2 * self._group_samples)
+        several, settings = self.rollout_buffer.maxsize // (2 * self._group_samples), self._settings
         if several > 1:
-            self._fetched.extend(self._pool.fetch_ready(several, lease=self._lease, channel=self._channel))
-        if not self._fetched:
+            ready = self._pool.fetch_ready(several, lease=settings.lease, channel=settings.channel)
+            self._feed.leased.extend(ready)
+        if not self._feed.leased:
             try:
-                batch = self._pool.fetch_batch(1, timeout=POLL_INTERVAL, lease=self._lease, channel=self._channel)
+                self._feed.fetch(1)
             except FetchTimeout as missing:
                 self._missing = str(missing)
                 return
-            self._fetched.append(batch)
         self._missing, self._last_word = "", time.monotonic()
 
     def _put(self, samples: Iterable[RolloutSample]) -> None:

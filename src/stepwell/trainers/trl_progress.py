@@ -13,25 +13,18 @@ Invariants:
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from threading import Lock
 from typing import Any
 
-from stepwell.errors import StepwellError
-from stepwell.steps.running_statistics import NO_PAST, RunningStatistics, statistics_of
-from stepwell.trainers.checkpoint import TrainedLedger
-from stepwell.trainers.ports import TrainingPool
+from stepwell.trainers.feed import Feed, FeedState, LeasedRollouts
 from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber, packed, unpacked
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DeliveredGroup:
-    leases: tuple[tuple[str, str], ...]
-    """Empty once it is committed."""
-    uids: tuple[str, ...]
-    statistics: RunningStatistics
-    """Of the rewards up to this group."""
+    rollouts: LeasedRollouts | None
+    """None once the group counts as trained in the feed: the checkpoint has it."""
     samples: list[RolloutSample]
     trained: set[int] = field(default_factory=set)
     """The places of the samples that are trained."""
@@ -43,33 +36,26 @@ class DeliveredGroup:
     @property
     def is_begun(self) -> bool:
         """Its other samples must be in the checkpoint, which has some already."""
-        return bool(self.trained) or not self.leases
+        return bool(self.trained) or self.rollouts is None
 
 
 class TrlProgress:
     """Used by the thread that fetches groups and by that in which TRL trains."""
 
-    def __init__(self) -> None:
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
         self._lock = Lock()
         self._delivered: dict[int, DeliveredGroup] = {}
-        """Those that are not settled, by their number, the oldest first."""
-        self._settled: list[DeliveredGroup] = []
-        """Those that are not committed."""
+        """The groups that are not settled, by their number, the oldest first."""
         self._collated: deque[list[SampleNumber]] = deque()
         """The micro-batches that are not trained yet."""
         self._newest_trained = -1
-        self._uids: set[str] = set()
-        """Of the groups that are not committed."""
-        self._ledger = TrainedLedger()
-        self._statistics = NO_PAST
-        """Of the rewards of all that is settled or begun."""
 
     # -- what TRL has done ---------------------------------------------------------------------------------------------
 
     def add(self, number: int, group: DeliveredGroup) -> None:
         with self._lock:
             self._delivered[number] = group
-            self._uids.update(group.uids)
 
     def collate(self, samples: Iterable[SampleNumber]) -> None:
         """TRL has made a micro-batch of these."""
@@ -87,51 +73,39 @@ class TrlProgress:
     def _settle(self) -> None:
         for number, group in list(self._delivered.items()):
             if not (group.is_trained or number < self._newest_trained):
-                if group.is_begun:
-                    self._statistics = group.statistics
                 break
-            self._statistics = group.statistics
-            group.samples.clear()
-            self._settled.append(self._delivered.pop(number))
+            self._count(group)
+            del self._delivered[number]
 
-    # -- what is known -------------------------------------------------------------------------------------------------
-
-    def __contains__(self, uid: object) -> bool:
-        """Whether TRL was given this rollout, or its checkpoint contains it."""
-        return uid in self._uids or uid in self._ledger
-
-    @property
-    def statistics(self) -> RunningStatistics:
-        return self._statistics
+    def _count(self, group: DeliveredGroup) -> None:
+        if group.rollouts is not None:
+            self._feed.count_as_trained(group.rollouts)
+            group.rollouts = None
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint of the weights as they are now, in JSON's types."""
+        """The state for a checkpoint of the weights as they are now, in JSON's types."""
         with self._lock:
             self._settle()
-            trained = [*self._settled, *self._begun()]
-            return {
-                "leases": [*self._ledger.leases, *(lease for group in trained for lease in group.leases)],
-                "trajectories": [*self._ledger.trained, *(uid for group in trained for uid in group.uids)],
-                "statistics": self._statistics.as_numbers(),
-                "begun": [
-                    {
-                        "staleness": group.samples[0].staleness.found or 0,
-                        "samples": [
-                            packed(sample) for sample in group.samples if sample.group_id.place not in group.trained
-                        ],
-                    }
-                    for group in self._begun()
-                ],
-            }
+            begun = [group for group in self._delivered.values() if group.is_begun]
+            state = self._feed.state(*(group.rollouts for group in begun if group.rollouts is not None))
+            rest = [
+                {
+                    "staleness": group.samples[0].staleness.found or 0,
+                    "samples": [
+                        packed(sample) for sample in group.samples if sample.group_id.place not in group.trained
+                    ],
+                }
+                for group in begun
+            ]
+            return {**asdict(state), "begun": rest}
 
-    def restore(self, state: Mapping[str, Any], pool: TrainingPool, versions: PolicyVersions) -> list[RolloutSample]:
+    def restore(self, state: Mapping[str, Any], versions: PolicyVersions) -> list[RolloutSample]:
         """Continue from a checkpoint; acknowledges what it contains. Returns the samples of a begun group that TRL has
         not trained, which have the number 0."""
-        self._ledger = TrainedLedger(state["leases"], state["trajectories"])
-        self._statistics = statistics_of(state["statistics"])
-        self._ledger.acknowledge(pool)
+        self._feed.restore(FeedState(**{name: state[name] for name in ("leases", "trajectories", "statistics")}))
+        self._feed.acknowledge()
         samples = [
             unpacked(
                 values,
@@ -143,28 +117,19 @@ class TrlProgress:
             for place, values in enumerate(begun["samples"])
         ]
         if samples:
-            self.add(0, DeliveredGroup(leases=(), uids=(), statistics=self._statistics, samples=samples))
+            self.add(0, DeliveredGroup(rollouts=None, samples=samples))
         return samples
 
-    def commit(self, pool: TrainingPool) -> None:
+    def commit(self) -> None:
         """The weights are kept as they were when `state` or `train` was called last: acknowledge what they contain."""
         with self._lock:
-            for group in (*self._settled, *self._begun()):
-                self._ledger.add(group.leases, group.uids)
-                self._uids.difference_update(group.uids)
-                group.leases = group.uids = ()
-            self._settled.clear()
-        if self._ledger.leases:
-            self._ledger.acknowledge(pool)
+            for group in self._delivered.values():
+                if group.is_begun:
+                    self._count(group)
+        self._feed.acknowledge()
 
-    def close(self, pool: TrainingPool) -> None:
+    def close(self) -> None:
         """Return what is not committed to the pool."""
-        if self._ledger.leases:
-            self._ledger.acknowledge(pool)
-        for group in (*self._settled, *self._delivered.values()):
-            with suppress(StepwellError):  # it returns by itself
-                pool.nack(group)
-        self._settled, self._delivered = [], {}
-
-    def _begun(self) -> list[DeliveredGroup]:
-        return [group for group in self._delivered.values() if group.is_begun]
+        self._delivered = {}
+        self._feed.give_back(also_trained=True)
+        self._feed.acknowledge()

@@ -128,7 +128,7 @@ def test_the_worker_of_trl(pool: TrainingPool) -> None:
 
 
 def test_the_feed_of_verl(pool: TrainingPool) -> None:
-    taken = PoolFeed(pool, PoolModeSettings(weights="weights")).take(2)
+    taken = PoolFeed(pool, PoolModeSettings(weights="weights")).take_rows(2)
     assert len(taken.rows) == 4
     assert all(np.isnan(row.logprobs[row.mask == 1]).all() for row in taken.rows), "verl puts its own there"
     assert (taken.metrics["tokens"], taken.metrics["logprobs_current"]) == (2 * TOKENS, 2 * TOKENS)

@@ -44,7 +44,7 @@ from stepwell.pool.client.link_messages import LinkAnswer, LinkCall, LinkState
 from stepwell.pool.shard.operation import Operation
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.trajectories import ChannelIfOpen
-from stepwell.steps.columns import PrefixLinks, Columns, pack, unpack
+from stepwell.steps.columns import Columns, PrefixLinks, pack, unpack
 from stepwell.steps.step import Exactness, VersionSpan
 from tests.builders import make_step
 

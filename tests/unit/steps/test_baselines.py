@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
 from stepwell.steps.advantages import AdvantageKind, compare_steps
-from stepwell.steps.baselines import BASELINES, BaselineKind, BaselineInputs, baseline_advantages, compare_rollouts
+from stepwell.steps.baselines import BASELINES, BaselineInputs, BaselineKind, baseline_advantages, compare_rollouts
 from stepwell.steps.running_statistics import RunningEntry, RunningStatistics
 
 WITHIN_GROUPS: tuple[BaselineKind, ...] = ("group", "leave_one_out")

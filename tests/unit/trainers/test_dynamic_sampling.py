@@ -11,7 +11,7 @@ from stepwell.errors import NothingLearned, PoolUnavailable
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import pack
 from stepwell.steps.step import CUT_SHORT
-from stepwell.trainers.joined_batch import JoinedBatch
+from stepwell.trainers.feed import JoinedBatch
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trainer import AsyncTrainer

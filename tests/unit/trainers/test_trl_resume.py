@@ -95,7 +95,7 @@ def test_a_group_that_teaches_nothing_and_came_after_the_checkpoint_is_not_ackno
 
     turns = [one_turn(f"equal-{n}", "equal", [n, 2], [3, 4]) for n in range(2)]
     pool.add_group("equal", [([turn], 1.0) for turn in turns])
-    wait_until(lambda: "equal-1" in loop.worker.progress, "the group to be seen")
+    wait_until(lambda: loop.worker._groups == 2, "the group to be seen")
     loop.acknowledge()
 
     assert pool.acknowledged == ["lease-1"]

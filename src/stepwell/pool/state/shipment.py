@@ -13,7 +13,7 @@ import numpy as np
 
 from stepwell.pool.state.records import EXPLANATION, STEP_DETAILS, Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.columns import NO_BASE, PrefixLinks, Columns, join, join_masks, pack_values
+from stepwell.steps.columns import NO_BASE, Columns, PrefixLinks, join, join_masks, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.left_out import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
 from stepwell.steps.schema import CARRIED

@@ -4,9 +4,9 @@ import logging
 from copy import deepcopy
 
 from stepwell.pool.api.policy import GuardedPool, PolicyDecision
+from stepwell.trainers.guard.canary_statistic import SequentialTest
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.policy_record import PolicyRecord
-from stepwell.trainers.guard.canary_statistic import SequentialTest
 
 log = logging.getLogger("stepwell.trainers")
 

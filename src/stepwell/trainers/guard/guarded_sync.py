@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import GuardedPool, PolicyAction
 from stepwell.trainers.checkpoint import TensorState
+from stepwell.trainers.guard.canary_statistic import SequentialTest
 from stepwell.trainers.guard.canary_watch import CanaryWatch
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.paired_scores import Scores, Validate, checked, mean_of, refusal
 from stepwell.trainers.guard.policy_record import PolicyRecord
-from stepwell.trainers.guard.canary_statistic import SequentialTest
 from stepwell.trainers.guard.staged_versions import MakeSync, StagedVersions
 from stepwell.trainers.guard.version_store import Phase, VersionStore, borrowed
 from stepwell.trainers.guard.weight_moves import WeightMoves

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from stepwell.common.atomic_files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest
 from stepwell.trainers.checkpoint import TensorState
-from stepwell.trainers.guard.paired_scores import Scores
 from stepwell.trainers.guard.canary_statistic import ComparisonState
+from stepwell.trainers.guard.paired_scores import Scores
 
 if TYPE_CHECKING:
     import torch

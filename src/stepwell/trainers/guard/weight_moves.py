@@ -6,9 +6,9 @@ from typing import Any
 
 from stepwell.errors import Conflict, SyncFailed
 from stepwell.pool.api.policy import GuardedPool
+from stepwell.trainers.guard.canary_statistic import ComparisonState
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.policy_record import PolicyRecord
-from stepwell.trainers.guard.canary_statistic import ComparisonState
 from stepwell.trainers.guard.staged_versions import StagedVersions
 
 log = logging.getLogger("stepwell.trainers")

@@ -9,30 +9,43 @@
 """
 
 import logging
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from stepwell.errors import BadRequest, StepwellError, SyncFailed
-from stepwell.steps.running_statistics import NO_PAST, statistics_of
-from stepwell.trainers.checkpoint import TrainedLedger
-from stepwell.trainers.learnable import LearningMonitor
-from stepwell.trainers.ports import TrainingBatch
+from stepwell.errors import BadRequest, SyncFailed
+from stepwell.trainers.feed import ChosenBatch, Feed, FeedState, read_state, write_state
 from stepwell.trainers.reporting import Stopwatch
-from stepwell.trainers.rows import FilledIn, TrainedRows, choose_rows
+from stepwell.trainers.rows import FilledIn, TrainedRows
 from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
 from stepwell.trainers.tinker.datums import datum_rows, imported_tinker, logprob_gap, to_datums, with_logprobs
-from stepwell.trainers.tinker.saved_weights import delete, download
-from stepwell.trainers.tinker.service_ports import TenantPool, TrainingClient, TrainingService
-from stepwell.trainers.tinker.tinker_record import TinkerRecord, read_record, write_record
+from stepwell.trainers.tinker.service_ports import StoredWeights, TenantPool, TrainingClient, TrainingService
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 
 log = logging.getLogger("stepwell.trainers")
+
+FILE = "tinker.json"
+MOST_BYTES = 2**34
+"""Bytes that the archive of an adapter may have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TinkerRecord(FeedState):
+    """What is known of a run beside the weights, which the service keeps. It names a state that the service has saved;
+    what is trained according to it is in that state, and nothing else is."""
+
+    base_model: str
+    channel: str
+    state: str
+    """The service's name of the saved weights and optimizer: tinker://…"""
+    update: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +96,13 @@ class TinkerTrainer:
         self.version = 0
         """Of the last adapter that the engines were given."""
         self._pool = pool
+        self._feed = Feed(pool, self.settings)
         self._service = service
         self._stored = service.create_rest_client()
         self._sync = sync
         self._folder = folder
         self._base_model = base_model
         self._reports = reports
-        self._monitor = LearningMonitor(self.settings.max_unlearnable)
-        self._ledger = TrainedLedger()
-        self._statistics = NO_PAST
         self._client: TrainingClient | None = None
         """None before the start and after a failure."""
         self._state = ""
@@ -103,14 +114,14 @@ class TinkerTrainer:
         self.start()
         while self.update < (self.settings.updates if updates is None else updates):
             self.step()
-        if self._ledger.leases and self._client is not None:
+        if self._feed.has_open_leases and self._client is not None:
             self._save(self._client)
 
     def start(self) -> TrainingClient:
         """Continue from the record, if there is one, and bring its adapter to the engines. `step` calls it."""
         if self._client is not None:
             return self._client
-        record = read_record(self._folder)
+        record = read_state(TinkerRecord, self._folder / FILE)
         if record is None:
             client = self._service.create_lora_training_client(self._base_model, rank=self.settings.rank)
         else:
@@ -122,7 +133,7 @@ class TinkerTrainer:
         if record is None:
             self._save(client)
         else:
-            self._ledger.acknowledge(self._pool)
+            self._feed.acknowledge()
         self._publish(client)
         self._client = client
         return client
@@ -132,11 +143,12 @@ class TinkerTrainer:
         client = self.start()
         stopwatch, before = Stopwatch(), self.version
         with stopwatch.timing("fetch"):
-            batch, rows = self._fetch(client)
-        with self._start_again_on_failure(batch):
+            chosen = self._fetch(client)
+        rows = chosen.rows
+        with self._start_again_on_failure():
             with stopwatch.timing("train"):
                 gap = self._train(client, rows)
-            self._record_update(batch, rows)
+            self._record_update(is_changed=rows.tokens > 0)
             with stopwatch.timing("save"):
                 if self.update % self.settings.checkpoint_every == 0:
                     self._save(client)
@@ -156,7 +168,7 @@ class TinkerTrainer:
         )
         for report in self._reports:
             report(done)
-        self._monitor.check(rows, before)
+        self._feed.monitor.check(rows, before)
         return done
 
     def _train(self, client: TrainingClient, rows: TrainedRows) -> float | None:
@@ -191,11 +203,10 @@ class TinkerTrainer:
         client.optim_step(adam).result()
         return gap
 
-    def _record_update(self, batch: TrainingBatch, rows: TrainedRows) -> None:
+    def _record_update(self, *, is_changed: bool) -> None:
         self.update += 1
-        self._ledger.add(batch.leases, rows.uids)
-        self._statistics = rows.statistics
-        self._is_ahead |= rows.tokens > 0
+        self._feed.count_as_trained()
+        self._is_ahead |= is_changed
         if self._is_ahead and self.update % self.settings.sync_every == 0:
             self.version += 1
 
@@ -207,33 +218,23 @@ class TinkerTrainer:
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
-    def _fetch(self, client: TrainingClient) -> tuple[TrainingBatch, TrainedRows]:
+    def _fetch(self, client: TrainingClient) -> ChosenBatch:
         """A batch with something new: rollouts may come back that were trained under a lease that expired."""
-        settings = self.settings
         while True:
-            batch = self._pool.fetch_batch(
-                settings.groups,
-                timeout=settings.fetch_timeout,
-                lease=settings.lease,
-                channel=settings.channel,
-                unit=settings.unit,
-            )
-            rows = choose_rows(batch, self._ledger, settings, self._statistics)
-            if rows.is_new_T.any():
-                return batch, rows
-            self._ledger.add(batch.leases, ())
+            chosen = self._feed.take(self.settings.groups)
+            if chosen.rows.is_new_T.any():
+                return chosen
+            self._feed.count_as_trained()
             self._save(client)
 
     @contextmanager
-    def _start_again_on_failure(self, batch: TrainingBatch) -> Iterator[None]:
-        """Returns to the pool what is in no saved state. Of what is in one, the record has the names."""
+    def _start_again_on_failure(self) -> Iterator[None]:
+        """Returns to the pool what is in no saved state. The record names what is in one."""
         try:
             yield
         except BaseException:
             self._client = None
-            for leased in (batch, self._ledger):
-                with suppress(StepwellError):
-                    self._pool.nack(leased)
+            self._feed.give_back(also_trained=True)
             raise
 
     # -- states --------------------------------------------------------------------------------------------------------
@@ -248,13 +249,11 @@ class TinkerTrainer:
             state=state,
             update=self.update,
             version=self.version,
-            leases=list(self._ledger.leases),
-            trajectories=self._ledger.trained,
-            statistics=self._statistics.as_numbers(),
+            **asdict(self._feed.state()),
         )
-        write_record(self._folder, record)
+        write_state(self._folder / FILE, record)
         self._state = state
-        self._ledger.acknowledge(self._pool)
+        self._feed.acknowledge()
         if before:
             delete(self._stored, before)
 
@@ -264,8 +263,7 @@ class TinkerTrainer:
                 f"{self._folder} has a run of channel {record.channel!r} on {record.base_model}; name another folder"
             )
         self.update, self.version, self._state = record.update, record.version, record.state
-        self._ledger = TrainedLedger(record.leases, record.trajectories)
-        self._statistics = statistics_of(record.statistics)
+        self._feed.restore(record)
 
 
 def run_side_by_side(trainers: Sequence[TinkerTrainer], updates: int | None = None) -> None:
@@ -276,6 +274,41 @@ def run_side_by_side(trainers: Sequence[TinkerTrainer], updates: int | None = No
     failures = [failure for run in runs if isinstance(failure := run.exception(), Exception)]
     if failures:
         raise ExceptionGroup("trainers of channels failed", failures)
+
+
+def download(service: StoredWeights, path: str, *, timeout: float = 600.0) -> bytes:
+    """The archive of weights that the service has saved for sampling, by the path that it told.
+
+    That is tinker://RUN/KIND/NAME. SkyRL tells tinker://RUN/NAME for sampler weights, and its archive goes by the bare
+    name.
+    """
+    run, name = _parts(path)
+    url = service.get_checkpoint_archive_url(run, name).result().url
+    if not str(url).startswith(("http://", "https://")):
+        raise SyncFailed(f"the service stores {path} under an address that is not http: {url}")
+    with urllib.request.urlopen(url, timeout=timeout) as reply:
+        archive: bytes = reply.read(MOST_BYTES + 1)
+    if len(archive) > MOST_BYTES:
+        raise SyncFailed(f"the archive of {path} has more than {MOST_BYTES} bytes")
+    return archive
+
+
+def delete(service: StoredWeights, path: str) -> None:
+    """Deletes what the service has saved under a path. If it cannot, it only keeps more than is needed."""
+    run, name = _parts(path)
+    try:
+        # SkyRL wants the kind here, which its path does not have
+        service.delete_checkpoint(run, name if "/" in name else f"sampler_weights/{name}").result()
+    except Exception as failure:  # noqa: BLE001 - whatever a service answers
+        log.info("the service keeps %s: %s", path, failure)
+
+
+def _parts(path: str) -> tuple[str, str]:
+    """The run, and how the service calls what is saved of it."""
+    run, _, name = path.removeprefix("tinker://").partition("/")
+    if not run or not name:
+        raise SyncFailed(f"the service has saved weights under a path that is not tinker://RUN/NAME: {path}")
+    return run, name
 
 
 def _numbers(tensor: Any) -> Any:

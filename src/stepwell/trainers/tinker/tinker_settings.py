@@ -5,15 +5,14 @@ from typing import Literal, TypeAlias
 
 from stepwell.errors import BadRequest
 from stepwell.trainers.aggregation import LossAggregation
-from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.settings import FeedSettings
 from stepwell.trainers.tinker.datums import ServiceLoss
 
 TinkerLoss: TypeAlias = Literal["importance_sampling", "ppo", "cispo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TinkerSettings(RowSettings):
-    channel: str = "train"
+class TinkerSettings(FeedSettings):
     groups: int = 16
     """Groups per batch; trajectories or steps, if these are the unit."""
     temperature: float | None = 1.0
@@ -34,11 +33,6 @@ class TinkerSettings(RowSettings):
     max_gradient_norm: float = 1.0
     """0: gradients are not clipped. SkyRL 0.4 never clips them."""
     updates: int = 100
-    max_unlearnable: int | None = 20
-    """Batches in a row from which nothing can be learned before the run stops with `NothingLearned`; None: never."""
-    fetch_timeout: float = 600.0
-    lease: float = 600.0
-    """As in Settings."""
     checkpoint_every: int = 1
     """Updates between states that the service saves. After a kill, what was trained since the last one is trained
     again, and nothing twice."""

@@ -5,23 +5,16 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from stepwell.errors import BadRequest
-from stepwell.trainers.settings import RowSettings
+from stepwell.trainers.settings import FeedSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolModeSettings(RowSettings):
+class PoolModeSettings(FeedSettings):
     """`trainer.v1.stepwell` in verl's configuration."""
 
     pool: str = "data_pool"
     namespace: str = "default"
     """The Ray namespace of the pool."""
-    channel: str = "train"
-    fetch_timeout: float = 600.0
-    """Seconds to wait for a batch."""
-    lease: float = 600.0
-    """Seconds until a batch's lease expires if the pool hears no heartbeats. They are sent while the trainer lives."""
-    max_unlearnable: int | None = 20
-    """Batches in a row from which nothing can be learned before the run stops with `NothingLearned`; None: never."""
     max_row_tokens: int | None = None
     """Longer rows are left out."""
     parameter_sync_step: int = 1
@@ -34,7 +27,7 @@ class PoolModeSettings(RowSettings):
     """How far the log-probabilities of engines and trainer may differ; if it is not set, the engine's dtype decides."""
 
     def __post_init__(self) -> None:
-        RowSettings.__post_init__(self)
+        FeedSettings.__post_init__(self)
         if self.weights is None:
             raise BadRequest("set trainer.v1.stepwell.weights: the folder through which weights reach the engines")
 

@@ -1,8 +1,7 @@
-"""Groups for a trainer that owns its loop: leased, turned into rows, and settled with the pool.
+"""The feed of verl's trainer: groups of the pool as rows for verl's queue.
 
 - What is trained stays leased until `acknowledge`, which the trainer calls when a checkpoint with it is on disk, or,
   without checkpoints, after the step.
-- What comes back although it is in the weights is recognised by name, and is not trained again.
 - A group that teaches nothing, or that is too old for the trainer, is settled like a trained one, and does not come
   back.
 """
@@ -11,24 +10,30 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
-from stepwell.errors import StepwellError
-from stepwell.pool.api.leasing import HasLeases
-from stepwell.steps.running_statistics import NO_PAST, statistics_of
-from stepwell.trainers.checkpoint import TrainedLedger
-from stepwell.trainers.learnable import LearningMonitor
+from stepwell.trainers.feed import Feed, FeedState, read_state, write_state
 from stepwell.trainers.ports import TrainingBatch, TrainingPool
-from stepwell.trainers.rows import TrainedRows, choose_rows
+from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import choose_old_logprobs
-from stepwell.trainers.verl.feed_state import FeedState
 from stepwell.trainers.verl.mode_settings import PoolModeSettings
 from stepwell.trainers.verl.queue_rows import QueueRow, queue_rows
 
 log = logging.getLogger("stepwell.trainers")
+
+FILE = "stepwell.json"
+"""The name of the state in a checkpoint of verl."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class VerlState(FeedState):
+    """What is kept beside a checkpoint of verl, so that a resumed run neither loses nor repeats a group."""
+
+    version: int
+    """The version of the checkpoint's weights in the pool."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,105 +42,71 @@ class TakenBatch:
 
     rows: list[QueueRow]
     metrics: Mapping[str, float]
-    leases: tuple[tuple[str, str], ...]
     chosen: TrainedRows
 
 
-class PoolFeed:
+class PoolFeed(Feed):
     def __init__(self, pool: TrainingPool, settings: PoolModeSettings) -> None:
-        self._pool = pool
-        self._settings = choose_old_logprobs(
+        chosen = choose_old_logprobs(
             settings, ("current", "recorded"), "verl computes log-probabilities by the weights that it has now"
         )
-        self._ledger = TrainedLedger()
-        self._past = NO_PAST
-        self._monitor = LearningMonitor(settings.max_unlearnable)
-        self._in_hand: list[TakenBatch] = []
+        super().__init__(pool, chosen)
+        self._max_row_tokens = settings.max_row_tokens
         self._has_warned = False
         self.version = 0
         """The pool's version of the weights that are trained now."""
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
-    def take(self, count: int, max_age: int | None = None) -> TakenBatch:
+    def take_rows(self, count: int, max_age: int | None = None) -> TakenBatch:
         """A batch of so many groups with something to train.
 
         Groups with a token that is more than `max_age` versions old are not trained. FetchTimeout says what is missing;
         NothingLearned ends the training.
         """
-        began, settings, counts = time.monotonic(), self._settings, Counter[str]()
+        began, counts = time.monotonic(), Counter[str]()
         while True:
-            batch = self._pool.fetch_batch(
-                count,
-                timeout=settings.fetch_timeout,
-                lease=settings.lease,
-                channel=settings.channel,
-                unit=settings.unit,
-            )
+            batch = self.fetch(count)
             stale = set[str]() if max_age is None else _older_than(batch, self.version - max_age)
-            chosen = choose_rows(batch, _Either(self._ledger, stale), settings, self._past)
-            rows, too_long = queue_rows(chosen, settings.max_row_tokens)
-            counts.update(self._count(batch, chosen, stale), rows_too_long=too_long)
+            chosen = self.choose(stale).rows
+            counts.update(self._count(batch, chosen, stale))
+            rows, too_long = queue_rows(chosen, self._max_row_tokens)
+            counts["rows_too_long"] += too_long
             metrics = {**counts, **self._measure(chosen, rows), "fetch_seconds": time.monotonic() - began}
-            taken = TakenBatch(rows, metrics, batch.leases, chosen)
-            self._in_hand.append(taken)
             self._warn_of(too_long)
-            self._monitor.check(chosen, self.version)
+            self.monitor.check(chosen, self.version)
             if rows:
-                return taken
+                return TakenBatch(rows, metrics, chosen)
             self.count_as_trained()
-
-    def count_as_trained(self) -> None:
-        """What was taken is in the weights."""
-        for taken in self._in_hand:
-            self._ledger.add(taken.leases, taken.chosen.uids)
-            self._past = taken.chosen.statistics
-        self._in_hand = []
-
-    def acknowledge(self) -> None:
-        """What counts as trained does not come back. If the pool is away, the next call tries again."""
-        self._ledger.acknowledge(self._pool)
-
-    def give_back(self) -> None:
-        """The weights since the last acknowledgement are lost, so what was trained into them comes again."""
-        held: list[HasLeases] = [*self._in_hand, self._ledger]
-        for leased in held:
-            with suppress(StepwellError):  # the leases expire by themselves
-                self._pool.nack(leased)
-        self._in_hand = []
 
     # -- versions and checkpoints --------------------------------------------------------------------------------------
 
-    def begin(self, saved: FeedState | None) -> None:
-        """Continue from the state of a checkpoint, if there is one, with a version that the pool has not seen of other
-        weights."""
+    def begin(self, checkpoint: Path | None) -> None:
+        """Continue from the state in a checkpoint's folder, if there is one, with a version that the pool has not seen
+        of other weights. A checkpoint of another trainer mode has none."""
+        saved = None if checkpoint is None else read_state(VerlState, checkpoint / FILE)
         if saved is not None:
-            self._ledger = TrainedLedger(saved.leases, saved.trajectories)
-            self._past = statistics_of(saved.statistics)
+            self.restore(saved)
             self.version = saved.version
             self.acknowledge()
-        newest = self._pool.stats().policy_version
-        self.version = self.version if newest <= self.version else newest + 1
+        self.version = self.unseen_version(self.version)
 
-    def state(self) -> FeedState:
-        """For the checkpoint of weights that are not synced yet: they get the next version."""
-        return FeedState(
-            version=self.version + 1,
-            leases=list(self._ledger.leases),
-            trajectories=self._ledger.trained,
-            statistics=self._past.as_numbers(),
-        )
+    def save(self, checkpoint: Path) -> None:
+        """Writes the state into the folder of a checkpoint, whose weights are not synced yet: they get the next
+        version."""
+        write_state(checkpoint / FILE, VerlState(version=self.version + 1, **asdict(self.state())))
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def _count(self, batch: TrainingBatch, chosen: TrainedRows, stale: Container[str]) -> Counter[str]:
-        """What was leased: over all batches until one has something to train."""
+        """What was leased; summed over all batches until one has something to train."""
+        not_new = (uid for uid, is_new in zip(chosen.uids_T, chosen.is_new_T.tolist(), strict=True) if not is_new)
         return Counter(
             groups=len(np.unique(batch.group_of_T)),
             groups_evicted=_groups_of(batch, stale),
             steps=len(batch.columns),
             rollouts=len(chosen.uids_T),
-            rollouts_again=sum(uid in self._ledger for uid in chosen.uids_T),
+            rollouts_again=sum(uid in self for uid in not_new),
         )
 
     def _measure(self, chosen: TrainedRows, rows: list[QueueRow]) -> dict[str, float]:
@@ -158,19 +129,8 @@ class PoolFeed:
                 "%d rows have more than %s tokens and are not trained; raise data.max_prompt_length or "
                 "data.max_response_length. This is said once and counted",
                 too_long,
-                self._settings.max_row_tokens,
+                self._max_row_tokens,
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Either:
-    """A name that is in one of them."""
-
-    first: Container[str]
-    second: Container[str]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.first or name in self.second
 
 
 def _older_than(batch: TrainingBatch, version: int) -> set[str]:

@@ -43,7 +43,7 @@ class PoolSampler:
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, float]]:
         """The rows of that many groups, in verl's queue, and our metrics."""
-        taken = self.feed.take(batch_size, self._max_age)
+        taken = self.feed.take_rows(batch_size, self._max_age)
         offset = self.feed.version - (global_steps - 1)
         tags = [_tag(row, global_steps, offset) for row in taken.rows]
         keys = [row.key for row in taken.rows]

@@ -23,7 +23,6 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
 from stepwell.trainers.verl.checkpoint_engine import BACKEND
-from stepwell.trainers.verl.feed_state import read_feed_state, write_feed_state
 from stepwell.trainers.verl.mode_settings import require_usable
 from stepwell.trainers.verl.pool_feed import PoolFeed
 from stepwell.trainers.weight_sync import PROBE
@@ -72,7 +71,7 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
         try:
             super().fit(agent_loop_manager)
         except BaseException:
-            self._feed.give_back()
+            self._feed.give_back(also_trained=True)
             raise
 
     def on_init_end(self) -> None:
@@ -216,7 +215,7 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
 
     def _save_checkpoint(self) -> None:
         """Ours is there before verl names the checkpoint as its latest; then what it contains is acknowledged."""
-        write_feed_state(self._checkpoint, self._feed.state())
+        self._feed.save(self._checkpoint)
         super()._save_checkpoint()
         shutil.rmtree(self._checkpoint / "transfer_queue", ignore_errors=True)  # the rows of this step, which is over
         self._feed.acknowledge()
@@ -226,4 +225,4 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
         for partition, rows in (tq.kv_list() or {}).items():  # if it was killed before it removed them
             with suppress(KeyError):
                 tq.kv_clear(keys=list(rows), partition_id=partition)
-        self._feed.begin(read_feed_state(self._checkpoint) if self.global_steps else None)
+        self._feed.begin(self._checkpoint if self.global_steps else None)

@@ -9,9 +9,9 @@ import pytest
 
 from stepwell.errors import BadRequest, FetchTimeout, NothingLearned, SyncFailed
 from stepwell.pool.api.producing import Registration
+from stepwell.trainers.feed import read_state
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
-from stepwell.trainers.tinker.tinker_loop import TinkerTrainer, TinkerUpdate, run_side_by_side
-from stepwell.trainers.tinker.tinker_record import FILE, read_record
+from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord, TinkerTrainer, TinkerUpdate, run_side_by_side
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import serve
@@ -91,7 +91,7 @@ class Tenant:
         )
 
     def in_last_state(self) -> Counter[str]:
-        record = read_record(self.folder / self.channel)
+        record = read_state(TinkerRecord, self.folder / self.channel / FILE)
         assert record is not None
         return Counter(self.service.states[record.state])
 
