@@ -44,7 +44,7 @@ class BaselineInputs:
     is_new_T: BoolArray
     """Which rollouts were not trained before: only these change the statistics of the past."""
     past: RunningStatistics
-    """Of earlier batches."""
+    """The statistics of earlier batches."""
 
     def after(self) -> RunningStatistics:
         """The statistics of the past, with these rollouts."""
@@ -72,7 +72,7 @@ class Differences:
 
     values_S: Floats
     scale_S: Floats | None
-    """By what they are divided; None if they never are."""
+    """The scale by which they are divided; None if they never are."""
 
     def divided(self, *, by_std: bool, epsilon: float = EPSILON) -> Floats:
         return self.values_S / (self.scale_S + epsilon) if by_std and self.scale_S is not None else self.values_S

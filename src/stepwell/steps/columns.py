@@ -49,7 +49,7 @@ TEXTS = tuple(name for name, classes in LISTS.items() if classes == {str})
 END = "\0"
 """Between texts that are sent end to end."""
 SPAN = np.dtype("<i8")
-"""Of the three numbers of a VersionSpan."""
+"""The dtype of the three numbers of a VersionSpan."""
 ALIKE = "*"
 """After the name of a column whose texts are all the same."""
 SHORT = sorted(
@@ -209,7 +209,7 @@ def make_columns(count: int, values: Mapping[str, Any]) -> Columns:
 
 
 def sent_values(columns: Columns) -> dict[str, Any]:
-    """By the columns' names, as in common/message_format.py."""
+    """The values by the columns' names, as in common/message_format.py."""
     values: dict[str, Any] = {name: getattr(columns, name) for name in PER_STEP}
     values |= {"tokens": columns.added, "logprobs": columns.logprobs, "mask": columns.mask, "bases": columns.bases}
     values["sent_at"] = columns.sent_at
@@ -243,7 +243,8 @@ def to_message(columns: Columns) -> dict[str, Any]:
 
 
 def from_message(values: dict[str, Any]) -> Columns:
-    """Of another process, which may send anything. ValueError, KeyError or TypeError if they do not fit together."""
+    """Reads columns of another process, which may send anything. ValueError, KeyError or TypeError if they do not fit
+    together."""
     count, lists = values["count"], _read_json(values["lists"])
     if type(values.get("bases")) not in (PrefixLinks, NoneType) or type(values.get("sent_at")) not in (float, NoneType):
         raise TypeError("bases, sent_at")
@@ -295,7 +296,7 @@ def _read_spans(counts: list[int], spans: Any) -> list[tuple[VersionSpan, ...]]:
 
 
 def _read_texts(joined: Any, names: list[str], count: int) -> dict[str, list[str]]:
-    """As these are parts of one text, nothing else than texts can be among them."""
+    """Reads texts that are parts of one text, so nothing else than texts can be among them."""
     texts, at, columns = joined.split(END) if count else [], 0, {}
     for name in names:
         size = 1 if name.endswith(ALIKE) else count
@@ -320,7 +321,8 @@ def _read_short(short: Any, layout: Any, count: int) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _short_columns(layout: str) -> list[tuple[str, "np.dtype[Any]"]]:
-    """Those of another release may be others. No column gets a dtype that it does not have here."""
+    """The dtypes of the short columns; those of another release may be others. No column gets a dtype that it does not
+    have here."""
     sent_columns = [(name, np.dtype(code)) for name, _, code in (part.partition(":") for part in layout.split(","))]
     known = dict(SHORT)
     if any(dtype.kind not in "iufb" or known.get(name, dtype) != dtype for name, dtype in sent_columns):
@@ -338,8 +340,8 @@ def _check_arrays(values: Mapping[str, Any], kinds: Sequence[tuple[str, str]], c
 
 
 def _exact_json(lists: dict[str, list[Any]]) -> bytes | str | dict[str, list[Any]]:
-    """As bytes, if orjson leaves out nothing: it writes NaN as null, and takes no integer beyond 64 bits. As they are,
-    if they are no JSON."""
+    """The lists as bytes, if orjson leaves out nothing: it writes NaN as null, and takes no integer beyond 64 bits. The
+    lists as they are, if they are no JSON."""
     import orjson
 
     with suppress(TypeError):
@@ -353,7 +355,7 @@ def _exact_json(lists: dict[str, list[Any]]) -> bytes | str | dict[str, list[Any
 
 
 def _nones(values: list[Any]) -> int:
-    """In the list, or in the objects of which it consists."""
+    """How often None is in the list, or in the objects of which it consists."""
     if not values or type(values[0]) is not dict:
         return values.count(None)
     return [*chain.from_iterable(map(dict.values, values))].count(None)

@@ -48,7 +48,7 @@ class LeafCounts(NamedTuple):
 
 
 def credit_shares(kind: CreditKind, columns: Columns, trajectory_of_S: IndexArray) -> Floats:
-    """By what the advantage of each step is multiplied."""
+    """The share by which the advantage of each step is multiplied."""
     if kind not in get_args(CreditKind):
         raise BadRequest(f"credit is one of {', '.join(get_args(CreditKind))}, not {kind!r}")
     if kind == "root":  # needs no tree

@@ -15,7 +15,7 @@ DIGEST_SIZE = 16
 
 
 def trajectory_digests(columns: Columns) -> dict[str, str]:
-    """By trajectory_uid: of its steps in these columns, in order."""
+    """The digest of each trajectory's steps in these columns, in order, by trajectory_uid."""
     hashes: dict[str, blake2b] = {}
     for step in unpack(columns, copy=False):
         hashes.setdefault(step.trajectory_uid, blake2b(digest_size=DIGEST_SIZE)).update(_content(step))
@@ -23,7 +23,8 @@ def trajectory_digests(columns: Columns) -> dict[str, str]:
 
 
 def batch_digest(trajectories: Iterable[str]) -> str:
-    """Of the hashes of its trajectories, in any order: the parts of a batch come from several shards."""
+    """The digest of the hashes of a batch's trajectories, in any order: the parts of a batch come from several
+    shards."""
     return blake2b("".join(sorted(trajectories)).encode(), digest_size=DIGEST_SIZE).hexdigest()
 
 

@@ -32,7 +32,7 @@ class LeftOutSteps:
     rewards_E: Floats = field(default_factory=lambda: np.zeros(0, np.float64))
     """The step's own; NaN if it has none."""
     returns_E: Floats = field(default_factory=lambda: np.zeros(0, np.float64))
-    """Of the whole trajectory; NaN if there is no reward."""
+    """The return of the whole trajectory; NaN if there is no reward."""
     outcomes_E: Floats = field(default_factory=lambda: np.zeros(0, np.float64))
 
     def __len__(self) -> int:
@@ -113,11 +113,11 @@ class WholeGroups:
     """All rollouts of the groups. Those that the batch has come first, in its order; the others follow."""
 
     trajectory_of_E: IndexArray
-    """Of each entry of what is left out."""
+    """The trajectory of each entry of what is left out."""
     group_of_T: IndexArray
     returns_T: Floats
     outcomes_T: Floats
-    """Of rollouts of which nothing is in the batch; NaN for the others."""
+    """The outcomes of rollouts of which nothing is in the batch; NaN for the others."""
 
 
 def whole_groups(

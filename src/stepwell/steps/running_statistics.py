@@ -27,16 +27,16 @@ MAX_KEYS = 10_000
 @dataclass(frozen=True, slots=True)
 class RunningEntry:
     weight: float = 0.0
-    """Of all past rollouts together; at most 1."""
+    """The weight of all past rollouts together; at most 1."""
     common: float = 0.0
     """The mean of what counts for all steps of a rollout."""
     counted: float = 0.0
     """The mean of what counts for a step besides."""
     variance: float = 0.0
-    """Of rollouts, each with the step of it that differs most."""
+    """The variance of rollouts, each with the step of it that differs most."""
 
     def after(self, common_T: Floats, counted_S: Floats, trajectory_of_S: IndexArray) -> "RunningEntry":
-        """With these rollouts, all of the same weight. `trajectory_of_S` counts among them."""
+        """The entry with these rollouts, all of the same weight. `trajectory_of_S` counts among them."""
         kept = float(np.exp(-len(common_T) / MEMORY))
         past = self.weight * kept
         total = past + (now := 1.0 - kept)
@@ -55,7 +55,7 @@ class RunningEntry:
 @dataclass(frozen=True, slots=True)
 class RunningStatistics:
     entries: Mapping[str, RunningEntry] = field(default_factory=dict)
-    """By task, the one longest without a rollout first; ALL is that of all tasks."""
+    """The entries by task, the one longest without a rollout first; ALL is that of all tasks."""
 
     def __contains__(self, key: str) -> bool:
         return key in self.entries
@@ -76,7 +76,7 @@ class RunningStatistics:
         keys_T: Sequence[str],
         is_counted_T: BoolArray,
     ) -> "RunningStatistics":
-        """With these rollouts; those that are not scored (NaN) or not to be counted change nothing."""
+        """The statistics with these rollouts; those that are not scored (NaN) or not to be counted change nothing."""
         entries = dict(self.entries)
         is_counted_T = is_counted_T & ~np.isnan(common_T)
         is_known_S = is_counted_T[trajectory_of_S] & ~np.isnan(counted_S)
@@ -90,7 +90,7 @@ class RunningStatistics:
         return RunningStatistics(entries)
 
     def as_numbers(self) -> dict[str, list[float]]:
-        """For a checkpoint."""
+        """The numbers for a checkpoint."""
         return {key: list(astuple(entry)) for key, entry in self.entries.items()}
 
 
@@ -98,7 +98,7 @@ NO_PAST = RunningStatistics()
 
 
 def statistics_of(numbers: Mapping[str, Sequence[float]]) -> RunningStatistics:
-    """Those of a checkpoint."""
+    """The statistics in a checkpoint."""
     return RunningStatistics({key: RunningEntry(*values) for key, values in numbers.items()})
 
 

@@ -46,11 +46,11 @@ class Learned:
     rollout_kl: float = 0.0
     """Estimated KL divergence of the trainer's distribution from the one that sampled the tokens."""
     entropy: float = 0.0
-    """Of the trainer's distribution at each token, in nats."""
+    """The entropy of the trainer's distribution at each token, in nats."""
     kl: float = 0.0
     """Estimated KL divergence from the reference; 0 without one."""
     gradient_norm: float = 0.0
-    """Before clipping; the mean of the minibatches; 0 if there was nothing to train."""
+    """The norm before clipping; the mean of the minibatches; 0 if there was nothing to train."""
     learning_rate: float = 0.0
 
 
@@ -68,7 +68,7 @@ class Learner:
         self._full_rate = _full_rate(model) if settings.learning_rate is None else settings.learning_rate
 
     def reset_optimizer(self) -> None:
-        """For weights that this optimizer has not trained."""
+        """Forget what was trained: the weights are others, which this optimizer has not trained."""
         self.optimizer.state.clear()
 
     def learn(self, rows: TrainedRows, update: int) -> Learned:

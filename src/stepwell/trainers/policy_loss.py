@@ -49,7 +49,7 @@ class PolicyLoss:
 
 
 def log_ratios(logprobs_N: "torch.Tensor", recorded_N: "torch.Tensor", proximal_N: "torch.Tensor | None") -> LogRatios:
-    """Of each token. Without `proximal_N` the current policy is the proximal one."""
+    """The log-ratios of each token. Without `proximal_N` the current policy is the proximal one."""
     now_N = logprobs_N.detach()
     before_N = now_N if proximal_N is None else proximal_N
     return LogRatios(to_proximal_N=before_N - recorded_N, since_proximal_N=now_N - before_N)

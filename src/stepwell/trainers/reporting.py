@@ -35,7 +35,7 @@ class UpdateMetrics(Learned):
 
     update: int
     version: int
-    """Of the weights that the engines have now; stays 0 if this trainer does not sync them."""
+    """The version of the weights that the engines have now; stays 0 if this trainer does not sync them."""
     reward: float
     """The mean return of the batch's scored rollouts; NaN if there is none."""
     truncated: float = 0.0
@@ -62,7 +62,7 @@ class UpdateMetrics(Learned):
     """What the data lacked and was filled in: see FilledIn."""
     rows: int
     tokens: int
-    """Trained tokens."""
+    """The number of trained tokens."""
     staleness: float
     """Mean number of versions between the weights that sampled a trained token and those before this update."""
     fetch_seconds: float

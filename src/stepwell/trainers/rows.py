@@ -51,7 +51,7 @@ class MicroBatch:
     advantages_N: FloatArray
     temperatures_N: FloatArray
     weights_N: FloatArray
-    """Of the tokens' losses in that of the batch."""
+    """The weights of the tokens' losses in the loss of the batch."""
     sequences_N: IndexArray
     """The number of each token's rollout; of its step, if these are the unit."""
 
@@ -82,7 +82,7 @@ class FilledIn:
     logprobs_recomputed: int
     """Trained tokens without a recorded log-probability that have that of the weights that sampled them."""
     logprobs_current: int
-    """Those that have the log-probability of the weights before the update."""
+    """Trained tokens without a recorded log-probability that have that of the weights before the update."""
     logprobs_staleness: float
     """The mean number of versions by which these weights are newer than those that sampled the tokens."""
     temperatures_assumed: int
@@ -113,7 +113,7 @@ class TrainedRows:
     reward: float
     """The mean return of the scored rollouts, also of those of which the batch has no step; NaN if there is none."""
     statistics: RunningStatistics
-    """Of the rewards up to this batch, for the next one."""
+    """The statistics of the rewards up to this batch, for the next one."""
 
     @property
     def tokens(self) -> int:
@@ -139,8 +139,8 @@ class TrainedRows:
         )
 
     def versions_behind(self, version: int) -> IndexArray:
-        """Of each trained token, by how many versions it is older than the weights. If another process syncs the
-        engines, `version` is too old; then the newest token tells the current version."""
+        """By how many versions each trained token is older than the weights. If another process syncs the engines,
+        `version` is too old; then the newest token tells the current version."""
         versions = self.merged.versions[self.trained]
         return max(version, int(versions.max(initial=version))) - versions
 
@@ -163,7 +163,7 @@ class TrainedRows:
     def passes(
         self, tokens: int, aggregation: LossAggregation = "token_mean", fixed_length: int = 1
     ) -> Iterator[MicroBatch]:
-        """As many rows at a time as fit into `tokens` with their padding, but at least one."""
+        """Yields as many rows at a time as fit into `tokens` with their padding, but at least one."""
         lengths_R = np.diff(self.merged.offsets_R)
         sequences = np.repeat(self.merged.trajectory_of_R, lengths_R)[self.trained]
         weights = np.zeros(len(self.trained), np.float32)
@@ -207,10 +207,11 @@ class _Usable:
     lacks_logprobs_T: BoolArray
     is_overlong_T: BoolArray
     is_other_S: BoolArray
-    """Their temperature is another one. The next: they do not tell it."""
+    """Steps whose temperature is another one."""
     is_unknown_S: BoolArray
+    """Steps that do not tell their temperature."""
     is_unusable_S: BoolArray
-    """Their own advantages are."""
+    """Steps whose own advantages cannot be used."""
 
     def wanted(self) -> BoolArray:
         wanted_T = self.is_new_T & ~self.lacks_logprobs_T & ~self.is_overlong_T
@@ -218,7 +219,8 @@ class _Usable:
         return wanted_S & ~self.is_other_S & ~self.is_unusable_S
 
     def left_out(self, groups: tuple[int, int, int], is_scored_T: BoolArray) -> LeftOut:
-        """Of new rollouts, with the groups of which nothing can be learned: single, identical, equal."""
+        """Counts what is left out of new rollouts. `groups` are those of which nothing can be learned: single,
+        identical, equal."""
         single, identical, equal = groups
         is_new_T, is_new_S = self.is_new_T, self.is_new_T[self.trajectory_of_S]
         return LeftOut(
@@ -297,7 +299,7 @@ def choose_rows(
 
 
 def _trained(merged: MergedRows, wanted: BoolArray) -> BoolArray:
-    """Of the tokens of rows, by those of responses."""
+    """Which tokens of the rows are trained, given which response tokens are wanted."""
     trained = np.zeros(len(merged.tokens), np.bool_)
     trained[merged.places] = wanted
     trained[merged.offsets_R[:-1][np.diff(merged.offsets_R) > 0]] = False  # a row's first token follows nothing
@@ -346,7 +348,8 @@ def _own_advantages(columns: Columns) -> Iterator[tuple[int, NDArray[np.float64]
 
 
 def _read_advantages(own: object, response: int, length: int) -> NDArray[np.float64] | None:
-    """Those of the response, from one number for each token of the step or of its response; None if they are not."""
+    """The advantages of the response, from one number for each token of the step or of its response; None if they
+    cannot be used."""
     if not isinstance(own, list) or len(own) not in (response, length):
         return None
     try:
@@ -357,7 +360,7 @@ def _read_advantages(own: object, response: int, length: int) -> NDArray[np.floa
 
 
 def _name(columns: Columns, step: int, unit: TrainingUnit) -> str:
-    """By which a rollout is known once it is trained, or a step if it is trained by itself."""
+    """The name by which a rollout is known once it is trained, or a step if it is trained by itself."""
     trajectory_uid = columns.trajectory_uids[step]
     if unit != "steps":
         return trajectory_uid

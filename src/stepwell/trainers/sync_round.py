@@ -21,9 +21,9 @@ log = logging.getLogger("stepwell.trainers")
 class SyncRound:
     def __init__(self, engines: Sequence[EngineControl]) -> None:
         self.engines = list(engines)
-        """Those that have not failed."""
+        """The engines that have not failed."""
         self.failed: dict[str, SyncFailed] = {}
-        """By the engine's address."""
+        """The failures, by the engine's address."""
 
     def each(
         self, call: Callable[[EngineControl], object], undo: Callable[[EngineControl], object] = lambda _: None
@@ -56,7 +56,8 @@ class SyncRound:
         self.each(_label_as_changing, undo=lambda engine: engine.resume())
 
     def resume(self, version: int) -> None:
-        """With changed weights. They are not proved yet, but only an engine that computes can be asked for a proof."""
+        """Resumes engines with changed weights. These are not proved yet, but only an engine that computes can be asked
+        for a proof."""
         self.each(lambda engine: engine.forget_prefixes(), undo=break_off)
         self.each(lambda engine: engine.set_version(str(version)), undo=_disown)
         self.each(_resume)
@@ -75,7 +76,7 @@ def _label_as_changing(engine: EngineControl) -> None:
 
 
 def _disown(engine: EngineControl) -> None:
-    """It may have sampled with weights that nobody knows."""
+    """Takes the version from an engine that may have sampled with weights that nobody knows."""
     with suppress(SyncFailed):
         engine.set_version(CHANGING)
     engine.abort()

@@ -160,7 +160,8 @@ class AsyncTrainer:
         return synced.logprob_gap
 
     def _start_again_from(self, weights: TensorState) -> None:
-        """With a new optimizer. The data that was trained stays acknowledged: the weights are to blame, or it is."""
+        """Goes on from these weights with a new optimizer. The data that was trained stays acknowledged: the weights
+        are to blame, or it is."""
         log.warning("update %d: the trainer starts again from the weights of the stable version", self.update)
         self.model.load_state_dict(weights)
         self._learner.reset_optimizer()

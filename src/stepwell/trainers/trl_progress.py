@@ -40,7 +40,8 @@ class DeliveredGroup:
 
 
 class TrlProgress:
-    """Used by the thread that fetches groups and by that in which TRL trains."""
+    """What became of the groups that TRL was given. The thread that fetches groups uses it, and that in which TRL
+    trains."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed

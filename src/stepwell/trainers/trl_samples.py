@@ -120,7 +120,7 @@ def row_samples(rows: TrainedRows) -> Iterator[RowSample]:
 
 
 def packed(sample: RolloutSample) -> dict[str, Any]:
-    """For a checkpoint in JSON."""
+    """The sample for a checkpoint in JSON."""
     arrays = {name: getattr(sample, name).astype(kind) for name, kind in ARRAYS.items()}
     return {
         "advantage": sample.advantage,

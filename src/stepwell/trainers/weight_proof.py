@@ -35,9 +35,9 @@ JOINED = {
 VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 VOCABULARY_MULTIPLE = 64
 EMPTY = hashlib.sha256().hexdigest()
-"""Of a tensor that was replaced by a packed copy."""
+"""The digest of a tensor that was replaced by a packed copy."""
 SPLIT = re.compile(r"(tp|pcp)[1-9]\d*:")
-"""In the name of a tensor of a rank that has only a part of it."""
+"""A part of the name of a tensor of a rank that has only a part of it."""
 NAMED = 3
 """Tensors that an error names."""
 
@@ -61,7 +61,7 @@ class SentDigests:
             yield name, tensor
 
     def of(self, dtype: str) -> dict[str, str]:
-        """Without tensors whose parts came in another order than the engine joins them."""
+        """The digests in this dtype, without tensors whose parts came in another order than the engine joins them."""
         hashes = self._hashes[dtype].items()
         return {name: found.hexdigest() for name, found in hashes if name not in self._unordered}
 
@@ -89,7 +89,7 @@ class EngineProof:
 
     def __init__(self, url: str) -> None:
         self.dtype: str | None = None
-        """Of its weights, once it was found."""
+        """The dtype of its weights, once it was found."""
         self.has_checksums = True
         """Whether it tells them; vLLM before 0.32 does not."""
         self._url = url

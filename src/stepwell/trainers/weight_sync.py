@@ -42,7 +42,7 @@ log = logging.getLogger("stepwell.trainers")
 PROBE = tuple(range(16))
 """Every vocabulary has these ids."""
 TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3}
-"""By the engine's dtype. In float32 about 1e-5 was measured, in bfloat16 up to 0.19."""
+"""Tolerances, by the engine's dtype. In float32 about 1e-5 was measured, in bfloat16 up to 0.19."""
 NEARER = 4.0
 """An engine whose log-probabilities are so many times nearer to the last weights than to the new ones has missed the
 update. Rounding alone does not look like that on all tokens of the probe."""
@@ -112,7 +112,7 @@ class WeightSync:
         self._tolerance = tolerance
         self._compares_checksums = checksums
         self._proofs: dict[str, EngineProof] = {}
-        """By the engine's address."""
+        """What is known of each engine's weights, by its address."""
         self._one_at_a_time = threading.Lock()
         self._looking = threading.Lock()
         """Held while engines are looked for that are behind."""
@@ -227,7 +227,7 @@ class WeightSync:
         return [self._control(url, timeout=self._timeout) for url in dict.fromkeys((*listed, *self._given))]
 
     def _version(self, engine: EngineControl) -> str:
-        """In little time: a machine that is gone does not even refuse."""
+        """What the engine tells, in little time: a machine that is gone does not even refuse."""
         return self._control(engine.url, timeout=min(self._timeout, QUESTION_TIMEOUT)).version()
 
     def _wait_for_answer(self, engine: EngineControl) -> str:
@@ -279,7 +279,7 @@ class WeightSync:
         return SyncReport(version=version, seconds=time.monotonic() - began, paused_seconds=0.0)
 
     def _new_digests(self, engines: Sequence[EngineControl]) -> SentDigests | None:
-        """In the dtypes of the engines that tell checksums; in all, if one of them is not known."""
+        """Digests in the dtypes of the engines that tell checksums; in all, if one of them is not known."""
         proofs = [proof for engine in engines if (proof := self._proof(engine)).has_checksums]
         if not (self._compares_checksums and proofs):
             return None
@@ -344,7 +344,7 @@ class SyncedWeights:
 
     version: int
     logprobs: Sequence[float] | None
-    """Of the probe; None without one."""
+    """The log-probabilities of the probe; None without one."""
     before: Sequence[float] | None
     """The same under the weights of the sync before."""
     digests: SentDigests | None

@@ -147,7 +147,8 @@ class SequentialTest:
 
     @property
     def mean_difference(self) -> float:
-        """Of the canary's reward from the stable version's, in units of the reward; 0 before the first comparison."""
+        """How far the canary's reward is from the stable version's, in units of the reward; 0 before the first
+        comparison."""
         return self._width * self.state.difference / max(1, self.state.comparisons)
 
     @property
@@ -176,7 +177,7 @@ class SequentialTest:
         return counted < limit
 
     def _compare(self) -> None:
-        """As many comparisons as the version with fewer rewards allows. What is left of the other waits."""
+        """Makes as many comparisons as the version with fewer rewards allows. What is left of the other waits."""
         state = self.state
         count = min(len(state.canary_waiting), len(state.stable_waiting))
         largest = BLOCK * count
@@ -205,7 +206,7 @@ class SequentialTest:
 
 
 def _means(rewards: Sequence[float], count: int) -> Iterator[float]:
-    """Of so many parts of about the same size, in order."""
+    """The means of `count` parts of about the same size, in order."""
     ends = [len(rewards) * number // max(1, count) for number in range(count + 1)]
     for start, end in pairwise(ends):
         yield math.fsum(rewards[start:end]) / (end - start)
@@ -216,7 +217,8 @@ def _mean_capital(logarithms: Sequence[float]) -> float:
 
 
 def _share(logarithms: Sequence[float], error_rate: float) -> float:
-    """Of the capital at which the best stake decides alone: its logarithm grows evenly, unlike that of the mean."""
+    """The share of the capital at which the best stake decides alone: its logarithm grows evenly, unlike that of the
+    mean."""
     return min(max(max(logarithms) / math.log(len(logarithms) / error_rate), 0.0), 1.0)
 
 

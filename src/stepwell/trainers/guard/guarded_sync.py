@@ -50,7 +50,7 @@ class GuardReport:
     stable: int | None
     candidate: int | None
     logprob_gap: float | None = None
-    """Of the first version; others are compared in the background."""
+    """The gap of the first version; others are compared in the background."""
     restore: TensorState | None = None
     """Weights from which the trainer must start again, with a new optimizer: a version was rolled back, and the
     trainer's own weights come from it."""

@@ -32,8 +32,8 @@ class PairedDifference(NamedTuple):
     tasks: int
 
     def is_worse(self, settings: GuardSettings) -> bool:
-        """By more than the margin, and by more than an equal version is with a probability of `alpha` (a paired
-        t-test)."""
+        """Whether the scores are worse by more than the margin, and by more than an equal version is with a probability
+        of `alpha` (a paired t-test)."""
         return self.mean < -max(settings.validation_margin, _quantile(settings.alpha, self.tasks) * self.error)
 
 
@@ -79,6 +79,6 @@ def checked(scores: object) -> Scores | None:
 
 
 def _quantile(alpha: float, tasks: int) -> float:
-    """Of Student's t distribution, by the first terms of its expansion in the degrees of freedom."""
+    """A quantile of Student's t distribution, by the first terms of its expansion in the degrees of freedom."""
     normal = NormalDist().inv_cdf(1.0 - alpha)
     return normal + (normal**3 + normal) / (4 * (tasks - 1))

@@ -124,6 +124,6 @@ class PolicyRecord:
         return version if self.state.newest is None else self.state.newest
 
     def text_of(self, version: int, text: str) -> str:
-        """With what the version earned in validation."""
+        """The text of a decision, with what the version earned in validation."""
         scores = self._store.scores(version)
         return f"{text}, no validation" if scores is None else f"{text}, validation {mean_of(scores):.3f}"

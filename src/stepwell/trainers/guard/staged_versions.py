@@ -31,7 +31,7 @@ class StagedVersions:
         return any(slot.engines.version == version for slot in self._slots)
 
     def stage(self, model: "torch.nn.Module", version: int, needed: Collection[int | None]) -> None:
-        """In the place of a version that is not needed."""
+        """Stages a version in the place of one that is not needed."""
         slot = self._free_slot(needed)
         slot.sync.stage(model, version)
         slot.engines.version = version

@@ -49,7 +49,7 @@ class GuardState:
     reason: str = ""
     """Why the candidate is promoted."""
     engines: Sequence[str] = ()
-    """Those of the canary."""
+    """The addresses of the engines of the canary."""
     began_at: float = 0.0
     """When the canary began, in seconds since 1970."""
     alarmed_at: float = 0.0
@@ -158,7 +158,7 @@ def borrowed(model: "torch.nn.Module", weights: TensorState) -> Iterator["torch.
 
 
 def _known(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Without fields that another release wrote."""
+    """The values without fields that another release wrote."""
     assert is_dataclass(cls)
     names = {each.name for each in fields(cls)}
     return {name: value for name, value in values.items() if name in names}

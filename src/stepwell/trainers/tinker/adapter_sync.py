@@ -136,7 +136,8 @@ class AdapterSync:
         return self._name.fullmatch(name) is not None and name not in self._newest
 
     def _unload_old(self, engine: EngineControl) -> None:
-        """Also those of a run before. Calls in progress with them end as they began."""
+        """Unloads adapters that are not used any more, also those of a run before. Calls in progress with them end as
+        they began."""
         try:
             for name in filter(self._is_old, engine.adapters()):
                 engine.unload_adapter(name)
@@ -144,7 +145,8 @@ class AdapterSync:
             log.warning("engine %s keeps adapters that are not used any more: %s", engine.url, failure)
 
     def _delete_old(self) -> None:
-        """But the last ones that were unloaded: an engine may read an adapter again for a call in progress."""
+        """Deletes all old adapters but the last ones that were unloaded: an engine may read an adapter again for a call
+        in progress."""
         old = [place for place in self._folder.iterdir() if self._is_old(place.name)]
         for place in sorted(old, key=lambda found: found.stat().st_mtime)[: -self._kept]:
             shutil.rmtree(place, ignore_errors=True)

@@ -30,10 +30,10 @@ class DatumRow:
     inputs: IntArray
     targets: IntArray
     logprobs: FloatArray
-    """Of the targets when they were sampled; 0 where nothing is trained, NaN where one is missing."""
+    """Log-probabilities of the targets when they were sampled; 0 where nothing is trained, NaN where one is missing."""
     advantages: FloatArray
     versions: IntArray
-    """Which sampled each target; -1 where nothing is trained."""
+    """The version that sampled each target; -1 where nothing is trained."""
 
 
 def datum_rows(

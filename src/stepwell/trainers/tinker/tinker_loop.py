@@ -55,18 +55,18 @@ class TinkerUpdate:
     channel: str
     update: int
     version: int
-    """Of the adapter that the engines have now."""
+    """The version of the adapter that the engines have now."""
     reward: float
     """The mean return of the batch's scored rollouts; NaN if there is none."""
     rows: int
     tokens: int
-    """Trained ones."""
+    """The number of trained tokens."""
     logprob_gap: float | None
     """Between the engines and the service, before the update: see TinkerSettings.logprob_tolerance."""
     filled_in: FilledIn
     """What the data lacked and was filled in."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of fetch, train, save and sync."""
+    """How long fetch, train, save and sync took."""
 
 
 class TinkerTrainer:
@@ -94,7 +94,7 @@ class TinkerTrainer:
         self.update = 0
         """Trained batches, including those before a resume."""
         self.version = 0
-        """Of the last adapter that the engines were given."""
+        """The version of the last adapter that the engines were given."""
         self._pool = pool
         self._feed = Feed(pool, self.settings)
         self._service = service
@@ -104,7 +104,7 @@ class TinkerTrainer:
         self._base_model = base_model
         self._reports = reports
         self._client: TrainingClient | None = None
-        """None before the start and after a failure."""
+        """The client of this run; None before the start and after a failure."""
         self._state = ""
         self._is_ahead = False
         """The service's weights are newer than the engines'."""
@@ -312,5 +312,5 @@ def _parts(path: str) -> tuple[str, str]:
 
 
 def _numbers(tensor: Any) -> Any:
-    """Of tinker's TensorData."""
+    """The array in tinker's TensorData."""
     return tensor.to_numpy() if hasattr(tensor, "to_numpy") else tensor.data

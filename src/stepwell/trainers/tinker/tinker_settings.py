@@ -18,13 +18,13 @@ class TinkerSettings(FeedSettings):
     temperature: float | None = 1.0
     """The service computes log-probabilities at temperature 1, so only what was sampled at it is trained."""
     rank: int = 16
-    """Of a new adapter. Engines must take it: vLLM's --max-lora-rank."""
+    """The rank of a new adapter. Engines must take it: vLLM's --max-lora-rank."""
     loss: TinkerLoss = "importance_sampling"
     clip_low: float = 0.2
     clip_high: float = 0.28
-    """Of `ppo` and `cispo`: how far a token's probability may have changed since it was sampled."""
+    """How far a token's probability may have changed since it was sampled, with `ppo` and `cispo`."""
     loss_aggregation: LossAggregation = "token_mean"
-    """As in Settings. It is part of the advantages that are sent."""
+    """The same as in Settings. It is part of the advantages that are sent."""
     fixed_length: int = 1024
     service_loss: ServiceLoss = "sum"
     """`sum`: the service adds the losses of all targets, as Tinker does, and SkyRL with FSDP or Megatron. `mean`: it

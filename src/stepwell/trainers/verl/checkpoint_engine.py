@@ -57,7 +57,7 @@ class PoolCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl has 
         return _numbers(report)
 
     def _untied(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Without the second name of a tied tensor: an engine ties them itself."""
+        """The weights without the second name of a tied tensor: an engine ties them itself."""
         is_tied = AutoConfig.from_pretrained(self._model).tie_word_embeddings
         return ((name, tensor) for name, tensor in weights if not (is_tied and name == TIED_HEAD))
 

@@ -56,7 +56,7 @@ class PoolSampler:
         return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags), metrics
 
     def advantages(self, keys: Sequence[str]) -> list[torch.Tensor]:
-        """Of the last batch's rows; verl's own padding rows have one token, which is not trained."""
+        """The advantages of the last batch's rows; verl's own padding rows have one token, which is not trained."""
         return [self._advantages.get(key, torch.zeros(1)) for key in keys]
 
 

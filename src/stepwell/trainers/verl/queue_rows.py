@@ -22,7 +22,7 @@ class QueueRow:
     rollout: int
     """Its number in the group."""
     number: int
-    """Among the rows of the rollout."""
+    """Its number among the rows of the rollout."""
     ids: IndexArray
     prompt: int
     """How many of the ids are the prompt; the arrays below are as long as the rest."""
@@ -32,7 +32,7 @@ class QueueRow:
     advantages: FloatArray
     reward: float
     oldest: int
-    """Of the policy versions that wrote the trained tokens."""
+    """The oldest of the policy versions that wrote the trained tokens."""
     newest: int
     turns: int
     """Calls of the agent."""

@@ -105,8 +105,8 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
-        """As many mini-batches as were asked for in groups, of equal numbers of rows, however many rows there are: a
-        remainder would be an optimizer step of its own."""
+        """Makes as many mini-batches as were asked for in groups, of equal numbers of rows, however many rows there
+        are: a remainder would be an optimizer step of its own."""
         unit = self._rows_together()
         with open_dict(self.config):
             rows = math.ceil(len(batch) / (self._mini_batches * unit)) * unit
