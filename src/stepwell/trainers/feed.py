@@ -14,7 +14,7 @@ Invariants:
 import json
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -163,6 +163,16 @@ class Feed:
                     break
                 chosen = self._join(chosen)
             return chosen
+
+    def take_new(self, count: int, settle: Callable[[], object], *, refills: int = 0) -> ChosenBatch:
+        """Take a batch with something new: rollouts may come back that were trained under a lease that expired. A batch
+        without anything new counts as trained, and `settle` is called to acknowledge it."""
+        while True:
+            chosen = self.take(count, refills=refills)
+            if chosen.rows.is_new_T.any():
+                return chosen
+            self.count_as_trained()
+            settle()
 
     def fetch(self, count: int, *, timeout: float | None = None) -> TrainingBatch:
         """Lease a batch; `choose` gives its rows. `timeout` takes the place of the settings' one."""

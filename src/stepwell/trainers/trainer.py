@@ -21,7 +21,7 @@ from stepwell.trainers.checkpoint import (
     set_random_state,
     write_checkpoint,
 )
-from stepwell.trainers.feed import ChosenBatch, Feed
+from stepwell.trainers.feed import Feed
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.old_logprobs import OldPolicies
 from stepwell.trainers.ports import TrainingPool
@@ -112,7 +112,8 @@ class AsyncTrainer:
         self.start()
         stopwatch, before = Stopwatch(), self.version
         with stopwatch.timing("fetch"):
-            chosen = self._fetch()
+            settings = self.settings
+            chosen = self._feed.take_new(settings.groups, self._save, refills=settings.max_refills)
         with stopwatch.timing("train"), self._feed.returned_on_failure():
             rows = self._old_policies.fill(chosen.rows)
             if rows.tokens:
@@ -166,15 +167,6 @@ class AsyncTrainer:
         self.model.load_state_dict(weights)
         self._learner.reset_optimizer()
         self._save()
-
-    def _fetch(self) -> ChosenBatch:
-        """A batch with something new: rollouts may come back that were trained under a lease that expired."""
-        while True:
-            chosen = self._feed.take(self.settings.groups, refills=self.settings.max_refills)
-            if chosen.rows.is_new_T.any():
-                return chosen
-            self._feed.count_as_trained()
-            self._save()
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

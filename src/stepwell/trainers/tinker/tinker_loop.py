@@ -19,7 +19,7 @@ from secrets import token_hex
 from typing import Any
 
 from stepwell.errors import BadRequest, SyncFailed
-from stepwell.trainers.feed import ChosenBatch, Feed, FeedState, read_state, write_state
+from stepwell.trainers.feed import Feed, FeedState, read_state, write_state
 from stepwell.trainers.reporting import Stopwatch
 from stepwell.trainers.rows import FilledIn, TrainedRows
 from stepwell.trainers.settings import choose_old_logprobs
@@ -143,8 +143,7 @@ class TinkerTrainer:
         client = self.start()
         stopwatch, before = Stopwatch(), self.version
         with stopwatch.timing("fetch"):
-            chosen = self._fetch(client)
-        rows = chosen.rows
+            rows = self._feed.take_new(self.settings.groups, lambda: self._save(client)).rows
         with self._start_again_on_failure():
             with stopwatch.timing("train"):
                 gap = self._train(client, rows)
@@ -215,17 +214,6 @@ class TinkerTrainer:
         self._sync.publish(download(self._stored, saved.path), self.version)
         delete(self._stored, saved.path)
         self._is_ahead = False
-
-    # -- batches -------------------------------------------------------------------------------------------------------
-
-    def _fetch(self, client: TrainingClient) -> ChosenBatch:
-        """A batch with something new: rollouts may come back that were trained under a lease that expired."""
-        while True:
-            chosen = self._feed.take(self.settings.groups)
-            if chosen.rows.is_new_T.any():
-                return chosen
-            self._feed.count_as_trained()
-            self._save(client)
 
     @contextmanager
     def _start_again_on_failure(self) -> Iterator[None]:
