@@ -214,7 +214,7 @@ def _numbers(column: "pyarrow.ChunkedArray", dtype: type[np.generic]) -> NDArray
 
 
 def _in_response(prompt_lengths_S: IntArray, response_lengths_S: IntArray) -> BoolArray:
-    """For each token of prompt, response, prompt, response, …: is it in a response?"""
+    """Whether each token of prompt, response, prompt, response, … is in a response."""
     both = np.stack([prompt_lengths_S, response_lengths_S], axis=1).ravel()
     return np.repeat(np.tile([False, True], len(prompt_lengths_S)), both)
 

@@ -181,7 +181,7 @@ def _within(compared: BaselineInputs, part_of_T: IndexArray, part_of_S: IndexArr
 
 
 def _same_place(compared: BaselineInputs) -> IndexArray:
-    """For each step: the part with the steps of its group that have the same place."""
+    """The part of each step: the steps of its group that have the same place."""
     group_of_S = compared.group_of_T[compared.trajectory_of_S]
     _, part_of_S = np.unique(np.stack([group_of_S, compared.places_S], axis=1), axis=0, return_inverse=True)
     return part_of_S.ravel()

@@ -51,7 +51,7 @@ END = "\0"
 SPAN = np.dtype("<i8")
 """The dtype of the three numbers of a VersionSpan."""
 ALIKE = "*"
-"""After the name of a column whose texts are all the same."""
+"""What follows the name of a column whose texts are all the same."""
 SHORT = sorted(
     [
         *((column.packed, np.dtype(DTYPES[column.kind])) for column in SCALAR_COLUMNS if column.kind in DTYPES),
@@ -224,7 +224,7 @@ def restore_columns(sent_format: int, values: Mapping[str, Any]) -> Columns:
 
 
 def to_message(columns: Columns) -> dict[str, Any]:
-    """With all texts in one JSON text, all objects in another, and the short arrays end to end: most messages have few
+    """A message with all texts in one JSON text, all objects in another, and the short arrays end to end: most messages have few
     steps, and an array by itself costs more than its bytes."""
     values = sent_values(columns)
     values["exactness"] = [grade.value for grade in columns.exactness]

@@ -29,7 +29,7 @@ TURN_ENDS = (
 """The texts of stop tokens."""
 MARKERS = (*ROLE_STARTS, "<|end_header_id|>", *SEPARATORS)
 MARKERS_IN_TEXT = "markers_in_text"
-"""In a step's extras: a message of its prompt writes markers, so that turns cannot be told apart."""
+"""A key of a step's extras: a message of its prompt writes markers, so that turns cannot be told apart."""
 NO_ROLE = "text"
 ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},

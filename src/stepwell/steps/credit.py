@@ -33,7 +33,7 @@ SHARES: Mapping[CreditKind, Callable[[Floats, Floats], Floats]] = {
     "leaf": lambda below_S, all_S: below_S,
     "split": lambda below_S, all_S: below_S / np.maximum(all_S, 1.0),
 }
-"""By what a step's advantage is multiplied, given the number of leaves below it and in its whole trajectory.
+"""The factor of a step's advantage, given the number of leaves below it and in its whole trajectory.
 
 - root: every step counts once.
 - leaf: each way from a root of the tree to a leaf counts like a rollout.

@@ -39,7 +39,7 @@ class Node:
         self.branch = branch
         """The branch that ends where the node ends."""
         self.children: dict[tuple[int, int], Node] | None = None
-        """By position and first token; None as long as there is none."""
+        """The child nodes, by position and first token; None as long as there is none."""
         self._places: list[tuple[int, int]] = []
         """The keys of the children, in order: a node may have a child for every turn."""
 
@@ -91,7 +91,7 @@ class PrefixTree:
         self._roots: tuple[Node, ...] = ()
 
     def dump(self) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
-        """In plain values, for `load`: the parent and the start of each branch's node, and the tokens of each."""
+        """The tree in plain values, for `load`: the parent and the start of each branch's node, and the tokens of each."""
         places = [(ROOT if node.parent is None else node.parent.branch, node.start) for node in self._branches]
         return tuple(chain(*places)), tuple(node.tail.tobytes() for node in self._branches)
 

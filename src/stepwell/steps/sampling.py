@@ -173,7 +173,7 @@ class LeftOutLog:
         self._advice = advice
         self._said: set[tuple[str, str]] = set()
         self._recent: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """By channel: steps since the last note, by `sampling_kind`."""
+        """Steps since the last note, by channel and `sampling_kind`."""
         self._note_after: defaultdict[str, int] = defaultdict(lambda: FIRST_NOTE)
 
     def note(self, channel: str, reasons: Sequence[str | None]) -> None:

@@ -46,7 +46,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """None if there is none yet."""
+    """The checkpoint in the folder; None if there is none yet."""
     import torch
 
     path = folder / FILE

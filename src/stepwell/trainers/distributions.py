@@ -48,7 +48,7 @@ def chosen_logprobs(
 
 
 def entropies(distributions_N_V: "torch.Tensor") -> "torch.Tensor":
-    """In nats, without a gradient. Some tokens at a time, to take little memory beside the distributions."""
+    """Entropies in nats, without a gradient. Some tokens at a time, to take little memory beside the distributions."""
     fixed_N_V = distributions_N_V.detach()
     entropies_N = fixed_N_V.new_empty(len(fixed_N_V))
     for start in range(0, len(fixed_N_V), ENTROPY_TOKENS):

@@ -92,7 +92,7 @@ class FilledIn:
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TrainedRows:
     merged: MergedRows
-    """Its log-probabilities are NaN where one is missing and not filled in."""
+    """The rows. Their log-probabilities are NaN where one is missing and not filled in."""
     advantages: FloatArray
     """One for each token of all rows."""
     temperatures: FloatArray

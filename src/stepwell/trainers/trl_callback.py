@@ -32,7 +32,7 @@ class StepwellCallback(TrainerCallback, ExportableState):
         self._worker = worker
 
     def state(self) -> dict[str, Any]:
-        """Called by TRL for each checkpoint."""
+        """The state for a checkpoint; TRL calls this for each one."""
         return {"args": {}, "attributes": {GROUPS: self._worker.progress.state()}}
 
     def on_train_begin(

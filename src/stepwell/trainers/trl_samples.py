@@ -74,7 +74,7 @@ class RolloutSample:
     """Messages that TRL displays; empty, because the pool stores tokens."""
     completion: tuple[Message, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
-    """Always empty: the logged metrics count rollouts, not samples."""
+    """Metrics of the sample, always empty: the logged metrics count rollouts, not samples."""
 
     @property
     def model_version(self) -> int:

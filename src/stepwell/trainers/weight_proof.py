@@ -31,7 +31,7 @@ JOINED = {
     "gate_proj": ("gate_up_proj", 0),
     "up_proj": ("gate_up_proj", 1),
 }
-"""By the module of a checkpoint: the module of the engine that has its rows, and its place there."""
+"""The module of the engine that has the rows of a module of a checkpoint, and its place there."""
 VOCABULARY = ("embed_tokens.weight", "lm_head.weight")
 VOCABULARY_MULTIPLE = 64
 EMPTY = hashlib.sha256().hexdigest()

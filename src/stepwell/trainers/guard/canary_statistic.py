@@ -101,7 +101,7 @@ class SequentialTest:
         self._compare()
 
     def verdict(self) -> Verdict | None:
-        """None: go on."""
+        """The decision about the canary; None: go on."""
         settings = self._settings
         if self.capital_worse >= 1 / settings.alpha:
             return Verdict("rollback", f"worse than the stable version (alpha {settings.alpha:g}): {self.figures()}")

@@ -123,7 +123,7 @@ class VersionStore:
             file.write(json.dumps(dict(scores)).encode())
 
     def scores(self, version: int) -> Scores | None:
-        """None if it was not validated."""
+        """The scores of a version; None if it was not validated."""
         path = self._scores_path(version)
         scores: Scores | None = json.loads(path.read_bytes()) if path.exists() else None
         return scores

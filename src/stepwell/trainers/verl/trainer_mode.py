@@ -31,7 +31,7 @@ PROBE_PARTITION = "stepwell-probe"
 
 
 class NoPrompts:
-    """In place of verl's data loader, whose place in the data set verl keeps in its checkpoints."""
+    """Stands in for verl's data loader, whose place in the data set verl keeps in its checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
