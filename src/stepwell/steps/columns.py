@@ -224,8 +224,8 @@ def restore_columns(sent_format: int, values: Mapping[str, Any]) -> Columns:
 
 
 def to_message(columns: Columns) -> dict[str, Any]:
-    """A message with all texts in one JSON text, all objects in another, and the short arrays end to end: most messages have few
-    steps, and an array by itself costs more than its bytes."""
+    """A message with all texts in one JSON text, all objects in another, and the short arrays end to end: most messages
+    have few steps, and an array by itself costs more than its bytes."""
     values = sent_values(columns)
     values["exactness"] = [grade.value for grade in columns.exactness]
     with suppress(TypeError):

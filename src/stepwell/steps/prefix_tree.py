@@ -91,7 +91,8 @@ class PrefixTree:
         self._roots: tuple[Node, ...] = ()
 
     def dump(self) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
-        """The tree in plain values, for `load`: the parent and the start of each branch's node, and the tokens of each."""
+        """The tree in plain values, for `load`: the parent and the start of each branch's node, and the tokens of
+        each."""
         places = [(ROOT if node.parent is None else node.parent.branch, node.start) for node in self._branches]
         return tuple(chain(*places)), tuple(node.tail.tobytes() for node in self._branches)
 

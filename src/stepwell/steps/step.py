@@ -75,7 +75,8 @@ class Step:
     step_index: int = INDEX_BY_POOL
     """The place of the step in its trajectory."""
     reward: float | None = None
-    """The step's own reward. The last trainable step shows its trajectory's outcome reward if it has none of its own."""
+    """The step's own reward. The last trainable step shows its trajectory's outcome reward if it has none of its
+    own."""
     reward_source: str = ""
     """Who gave the reward."""
     reward_revision: int = 0
