@@ -49,7 +49,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.pool.client.batch": ("Batch",),
         "stepwell.steps.step": ("Step",),
         "stepwell.trainers.trainer": ("AsyncTrainer",),
-        "stepwell.trainers.settings": ("Settings", "RowSettings"),
+        "stepwell.trainers.settings": ("Settings", "FeedSettings", "RowSettings"),
         "stepwell.trainers.reporting": ("ToConsole", "ToJsonl", "ToWandb"),
         "stepwell.trainers.weight_sync": ("WeightSync", "SyncReport"),
         "stepwell.trainers.guard.guarded_sync": ("GuardedSync",),

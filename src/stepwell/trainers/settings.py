@@ -75,7 +75,7 @@ class RowSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedSettings(RowSettings):
-    """How batches are leased, and how long without learning anything."""
+    """How batches are leased, with the settings of their rows, RowSettings."""
 
     channel: str = "train"
     fetch_timeout: float = 600.0
@@ -88,6 +88,8 @@ class FeedSettings(RowSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(FeedSettings):
+    """The settings of AsyncTrainer, with those of FeedSettings and RowSettings."""
+
     algorithm: AlgorithmKind = "grpo"
     """The objective, and the default of the settings that belong to it (trainers/algorithms.py): `baseline`,
     `divide_by_std`, `loss_aggregation`, `clip_low`, `clip_high` and `importance_cap`."""

@@ -13,6 +13,8 @@ TinkerLoss: TypeAlias = Literal["importance_sampling", "ppo", "cispo"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinkerSettings(FeedSettings):
+    """The settings of TinkerTrainer, with those of FeedSettings and RowSettings."""
+
     groups: int = 16
     """Groups per batch; trajectories or steps, if these are the unit."""
     temperature: float | None = 1.0
