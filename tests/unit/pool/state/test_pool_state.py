@@ -57,6 +57,7 @@ from tests.builders import make_step, new_folder
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored", "has_reward_lease"),
     *("under_reward_lease", "being_scored", "stats", "snapshot", "last_snapshot", "is_covered"),
+    *("slice_of", "why_kept", "remark_on", "present"),
 }
 GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
 
@@ -660,6 +661,12 @@ class StateMachine(RuleBasedStateMachine):
         action, outcome = CurationAction.REJECT, CurationOutcome.LATE
         entry = AuditEntry(at=1.0, by="ana", action=action, trajectory_uid="t", prompt_uid="p", outcome=outcome)
         self.state.slice_of(AuditTrail).add(entry)
+
+    @rule(pick=pick)
+    def show_again(self, pick: int) -> None:
+        held = list(self.state.trajectories.values())
+        if held:
+            self.state.show_again([held[pick % len(held)]])
 
     # -- the slow computation ------------------------------------------------------------------------------------------
 
