@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Settlement
+from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.scoring import Attempt, Judgement, JudgementOutcome, Score
 from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.pool.rules.pool import Pool
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.curation import Curator
+from stepwell.pool.state.journal import StateJournal
+from stepwell.pool.state.slice import Slice
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 from stepwell.steps.step_filter import StepFilter
@@ -60,6 +65,15 @@ class EasyPool(Pool):
     """The pool's rules with the calls tests make most: steps unpacked, batches acknowledged as they are taken."""
 
     leases = 0
+
+    def __init__(
+        self, limits: Limits, journal: StateJournal | None = None, slices: Sequence[type[Slice]] = SLICES
+    ) -> None:
+        super().__init__(limits, journal, slices)
+
+    @property
+    def curator(self) -> Curator:
+        return Curator(self.state)
 
     @classmethod
     def over(cls, pool: Pool) -> "EasyPool":

@@ -27,7 +27,6 @@ from stepwell.common.listening import served_hosts
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import INTERVAL, GatewayMonitor
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.curation import AuditEntry, AuditPage, Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, RewardTally
@@ -35,6 +34,7 @@ from stepwell.pool.api.preview import LATER, BatchPreview, PreviewItem
 from stepwell.pool.api.series import ChannelSeries, TimeSeries
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
+from stepwell.pool.slices.curation import AuditEntry, AuditPage, Curation, CurationAction, CurationOutcome
 from stepwell.steps.columns import Columns
 from tests.rig.made_up_rollouts import SHARD, VERSIONS, RigTokenizer, columns_of, number_of, summary_of
 from tests.rig.waiting import until

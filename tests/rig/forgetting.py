@@ -17,7 +17,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import RewardGiven, SubmitVerdict
@@ -27,7 +26,7 @@ from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_backends import journal_backend
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.curation import Curate
+from stepwell.pool.slices.curation import Curate, Curation, CurationAction
 from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import Complete

@@ -13,7 +13,6 @@ SHARED_MODULES: Mapping[str, str] = {
     "calls": "calls of agents under way, as the pool knows them",
     "cli": "a command line",
     "client": "how another process reaches a service",
-    "curation": "decisions of people about trajectories",
     "engine": "an inference engine",
     "exports": "steps to files, and back",
     "forgetting": "a subject whose data is removed",

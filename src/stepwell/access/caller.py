@@ -39,6 +39,10 @@ class Role(StrEnum):
     ADMIN = "admin"
 
 
+UNSCOPED = (Role.CURATOR, Role.VIEWER, Role.ADMIN)
+"""Roles that see all channels at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionKey:
     """What a session key says of its holder."""

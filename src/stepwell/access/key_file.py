@@ -20,7 +20,7 @@ from pathlib import Path
 
 import orjson
 
-from stepwell.access.caller import Caller, Role, SessionKey
+from stepwell.access.caller import UNSCOPED, Caller, Role, SessionKey
 from stepwell.common.atomic_files import replacing_file
 from stepwell.common.durations import read_duration
 from stepwell.common.private_files import CHANGEABLE
@@ -37,8 +37,6 @@ CHANNEL = re.compile(r"[^\s,]{1,64}")
 NEVER = "never"
 LONGEST = 100 * 366 * 86_400.0
 """Seconds."""
-UNSCOPED = (Role.CURATOR, Role.VIEWER, Role.ADMIN)
-"""Roles that see all channels at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

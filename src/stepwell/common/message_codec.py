@@ -41,7 +41,7 @@ from stepwell.errors import IncompatibleMessage, StepwellError
 HOMES = tuple(
     f"stepwell.{module}"
     for module in (
-        *("pool.api.calls", "pool.api.curation", "pool.api.forgetting", "pool.api.leasing", "pool.api.news"),
+        *("pool.api.calls", "pool.api.forgetting", "pool.api.leasing", "pool.api.news"),
         *("pool.api.pacing", "pool.api.plan", "pool.api.policy", "pool.api.preview", "pool.api.producing"),
         *("pool.api.scoring", "pool.api.series"),
         *("pool.api.serving_state", "pool.api.sessions", "pool.api.shard_layout", "pool.api.stats"),

@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 from stepwell.config.sections import GROUP_SIZE, Duration, Listed, RaySection
 from stepwell.pool.api.leasing import Order
 from stepwell.pool.api.plan import Limits, OnDeadline, OnIncomplete, OnRewardFailure, Overflow
-from stepwell.pool.api.staleness import STALENESS_RULES
+from stepwell.pool.api.staleness import CONSEQUENCES
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Resources that Ray counts itself, on every node."""
@@ -62,7 +62,7 @@ class PoolSettings(RaySection):
     """The fewest trajectories with which a partial group is shipped."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Policy versions that the oldest token may be behind when it is shipped."""
-    on_stale: Literal[*STALENESS_RULES] = "drop"  # type: ignore[valid-type]
+    on_stale: Literal[*CONSEQUENCES] = "drop"  # type: ignore[valid-type]
     """What happens to older data: drop it, keep it, or mask its tokens."""
     require_reward: bool = False
     """Hold a group back until each of its trajectories has a reward; offer unscored ones to reward workers."""

@@ -1,10 +1,11 @@
 """The dashboard's queries over the index, the texts and the pool.
 
-Lists are answered from the index alone. The pool is called only when a person opens or curates a trajectory.
+Lists are answered from the index alone. The pool is called only when a person opens a trajectory.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 
 from stepwell.dashboard.index.follower import by_trajectory
 from stepwell.dashboard.index.search import Search
@@ -13,8 +14,8 @@ from stepwell.dashboard.index.trajectories import SearchResult, TrajectoryKey, k
 from stepwell.dashboard.state import DashboardState
 from stepwell.dashboard.views import GroupView, group_view, last_text, step_views
 from stepwell.errors import BadRequest, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.curation import Curation, CurationOutcome
 from stepwell.pool.api.explanations import why_not_trained
+from stepwell.pool.api.staleness import Present
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import unpack
 
@@ -62,19 +63,12 @@ class DashboardQueries:
             raise UnknownTrajectory(f"no such group of prompt {prompt_uid!r} is known to the dashboard")
         return group_view(rows, await self._last_texts(rows[:GROUP_TEXTS]))
 
-    async def curate(self, curations: Sequence[Curation]) -> Mapping[str, CurationOutcome]:
-        """One after the other, so that a long list does not block the pool. The index is updated before the return."""
-        try:
-            return {wanted.trajectory_uid: await self._state.pool.curate(wanted) for wanted in curations}
-        finally:
-            await self._state.follower.poll()
-
     async def _why(self, summary: TrajectorySnapshot) -> str:
         try:
             version = (await self._state.stats.get()).policy_version
         except PoolUnavailable:
             version = summary.newest_version or 0
-        return why_not_trained(summary, self._state.plan.limits, version)
+        return why_not_trained(summary, self._state.plan.limits, Present(version, time.time()))
 
     async def _last_texts(self, rows: Sequence[TrajectorySnapshot]) -> dict[TrajectoryKey, str]:
         if self._state.decoder.why_not():

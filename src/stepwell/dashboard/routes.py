@@ -13,7 +13,7 @@ from stepwell.dashboard.queries import DashboardQueries
 from stepwell.dashboard.state import MAX_SERIES_SECONDS, DashboardState
 from stepwell.dashboard.status import read_status
 from stepwell.errors import BadRequest
-from stepwell.pool.api.curation import Curation, CurationAction
+from stepwell.pool.client import Curation, CurationAction
 
 FACETS = {
     "channels": "channel",
@@ -116,17 +116,22 @@ def api_router(state: DashboardState) -> APIRouter:
         known = sorted((await state.stats.get()).channels)
         return json_response(await state.next_batches.of(channel, known))
 
-    router.include_router(_curation_router(state, queries))
+    router.include_router(_curation_router(state))
     return router
 
 
-def _curation_router(state: DashboardState, queries: DashboardQueries) -> APIRouter:
+def _curation_router(state: DashboardState) -> APIRouter:
     router = APIRouter()
 
     @router.post("/curate")
     async def curate(request: Request, asked: CurationAsked) -> Response:
         """Mark, unmark, reject or relabel trajectories; returns the outcome for each."""
-        return json_response({"outcomes": await queries.curate(asked.curations(caller_of(request.scope).id))})
+        curations = asked.curations(caller_of(request.scope).id)
+        try:  # one after the other, so that a long list does not block the pool
+            outcomes = {wanted.trajectory_uid: await state.pool.curate(wanted) for wanted in curations}
+        finally:
+            await state.follower.poll()
+        return json_response({"outcomes": outcomes})
 
     @router.get("/audit")
     async def audit(limit: Annotated[int, Query(ge=1, le=10_000)] = 200, trajectory_uid: str | None = None) -> Response:

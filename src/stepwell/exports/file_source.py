@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
-from stepwell.pool.api.curation import BY_A_PERSON
+from stepwell.pool.api.watching import BY_A_PERSON
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import step_groups_from_lines

@@ -6,8 +6,7 @@ Invariant: a rejected trajectory is not exported, also while a trainer still has
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 
-from stepwell.pool.api.curation import MARKS
-from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.api.watching import MARKS, TrajectorySnapshot, TrajectoryState
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.returns import take_apart

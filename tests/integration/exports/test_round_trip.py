@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
+from stepwell.pool.slices.curation import Curation, CurationAction
 from tests.builders import make_group, make_step
 from tests.integration.exports.commands import export, import_into, new_pool
 from tests.integration.exports.rollouts import fill

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
 from tests.builders import make_step
 from tests.integration.pool.conftest import started
 from tests.rig.actors import pid_of

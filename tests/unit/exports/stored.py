@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.policy import PolicyStatus
 from stepwell.pool.api.preview import BatchPreview
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
+from stepwell.pool.slices.curation import AuditPage, Curation, CurationOutcome
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Step

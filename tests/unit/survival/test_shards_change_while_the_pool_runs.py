@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
@@ -21,6 +20,7 @@ from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.curation import Curation, CurationAction
 from stepwell.pool.slices.steps import AddGroups, AddSteps
 from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
 from stepwell.steps.columns import pack

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from stepwell.errors import Conflict
-from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import LAST_STEP, Registration, RewardGiven
 from stepwell.pool.client.batch import batch_of
+from stepwell.pool.slices.curation import Curation, CurationAction
 from tests.builders import EasyPool, make_step
 
 

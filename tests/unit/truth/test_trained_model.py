@@ -5,6 +5,7 @@ from pathlib import Path
 from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.staleness import Present
 from stepwell.pool.api.watching import TrajectoryState
 from tests.builders import EasyPool, make_step
 from tests.unit.pool.shard.journals import kill, open_pool, save
@@ -50,7 +51,7 @@ def test_a_trajectory_that_another_model_wrote_says_so() -> None:
     assert taken(pool) == []
     (snapshot,) = pool.view.page(0, 10).snapshots
     assert snapshot.state is TrajectoryState.TRAINED
-    assert why_not_trained(snapshot, Limits(), 0) == (
+    assert why_not_trained(snapshot, Limits(), Present(0, 0.0)) == (
         "The trainer left all of it out: another model or adapter wrote it than the one that is trained."
     )
 

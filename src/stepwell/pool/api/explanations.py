@@ -1,10 +1,12 @@
 """Why a trajectory is not trained, or not yet: one or two sentences for a person."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from stepwell.pool.api.plan import Limits, OnIncomplete
-from stepwell.pool.api.staleness import staleness_rule, versions_behind
+from stepwell.pool.api.staleness import Present, consequence_of
 from stepwell.pool.api.watching import REWARD, TrajectorySnapshot, TrajectoryState
+from stepwell.steps.step import BoolArray, VersionSpan
 from stepwell.steps.step_filter import (
     INCOMPLETE,
     NO_CONSENT,
@@ -16,15 +18,16 @@ from stepwell.steps.step_filter import (
 )
 
 
-def why_not_trained(snapshot: TrajectorySnapshot, limits: Limits, policy_version: int) -> str:
+def why_not_trained(snapshot: TrajectorySnapshot, limits: Limits, present: Present) -> str:
     """Empty if it is trained."""
     if snapshot.state is TrajectoryState.TRAINED:
         return _left_out(snapshot)
     if snapshot.state is TrajectoryState.DROPPED:
         said = DROPPED.get(snapshot.cause)
         return said(snapshot, limits) if said else f"It was dropped: {snapshot.cause or 'no cause is known'}."
-    parts = (_waits(snapshot, limits), _lacks_calls(snapshot, limits), _is_too_old(snapshot, limits, policy_version))
-    return " ".join(filter(None, parts))
+    age = f"Its group is neither evicted nor stale: {snapshot.kept}." if snapshot.kept else ""
+    age = age or _is_too_old(snapshot, limits, present)
+    return " ".join(filter(None, (_waits(snapshot, limits), _lacks_calls(snapshot, limits), snapshot.remark, age)))
 
 
 def _waits(snapshot: TrajectorySnapshot, limits: Limits) -> str:
@@ -32,8 +35,6 @@ def _waits(snapshot: TrajectorySnapshot, limits: Limits) -> str:
         started = "" if snapshot.steps else " and has no step yet"
         return f"Its rollout is still running{started}: it waits to be completed."
     if snapshot.state is TrajectoryState.LEASED:
-        if snapshot.note and not snapshot.note.startswith(INCOMPLETE):
-            return f"A trainer has it. It was rejected {snapshot.note}. If it comes back, it is dropped."
         return "A trainer has it and has not acknowledged it yet. Without an acknowledgement it comes back."
     if snapshot.state is TrajectoryState.READY:
         return "It is ready and waits for a trainer."
@@ -50,15 +51,29 @@ def _lacks_calls(snapshot: TrajectorySnapshot, limits: Limits) -> str:
     return f"It is {snapshot.note}, with the gateway that answered: it is left out, unless what is missing still comes."
 
 
-def _is_too_old(snapshot: TrajectorySnapshot, limits: Limits, policy_version: int) -> str:
-    """Of a trajectory that is held."""
+@dataclass(slots=True)
+class _OldestTokens:
+    """The oldest tokens of a trajectory, as a snapshot knows them: not younger than they are."""
+
+    oldest_version: int
+    started_at: float
+    response_length: int = 0
+    mask: BoolArray | None = None
+    version_spans: tuple[VersionSpan, ...] = ()
+
+
+def _is_too_old(snapshot: TrajectorySnapshot, limits: Limits, present: Present) -> str:
+    """Says what becomes of a held trajectory because of its age."""
     if snapshot.oldest_version is None or snapshot.state is TrajectoryState.LEASED:
         return ""
-    behind = versions_behind(snapshot.oldest_version, policy_version)
-    consequence = staleness_rule(limits.max_staleness, limits.on_stale).explain(behind)
-    if not consequence:
+    consequence = consequence_of(limits)
+    oldest = _OldestTokens(snapshot.oldest_version, snapshot.started_at)
+    distance = consequence.distance.of_oldest((oldest,), present) or 0
+    what_happens = consequence.explain(distance)
+    if not what_happens:
         return ""
-    return f"Its oldest token is {behind} versions behind, and max_staleness is {limits.max_staleness}: {consequence}."
+    told = consequence.distance.words(distance)
+    return f"Its oldest token is {told}, and max_staleness is {limits.max_staleness}: {what_happens}."
 
 
 def _left_out(snapshot: TrajectorySnapshot) -> str:

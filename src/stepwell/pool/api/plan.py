@@ -82,9 +82,11 @@ class Limits:
     min_group_size: int = 1
     """The fewest complete trajectories that are shipped as a partial group."""
     max_staleness: int | None = None
-    """How many policy versions the oldest token may be behind when it is shipped."""
+    """How far the oldest token may be when it is shipped."""
+    stale_by: str = "versions"
+    """How that is counted: a name in DISTANCES."""
     on_stale: str = "drop"
-    """What happens to older data: a name in STALENESS_RULES."""
+    """What happens to older data: a name in CONSEQUENCES."""
     require_reward: bool = False
     """True: a group is ready only when each of its trajectories has a reward, and reward workers are offered those
     without one."""

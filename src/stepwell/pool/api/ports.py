@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from stepwell.pool.api.calls import CallBegun, HeldCalls
-from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups, ReadyGroups
 from stepwell.pool.api.pacing import Pacing
@@ -218,11 +217,6 @@ class PoolReader(Protocol):
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> Columns:
         """The steps of these (trajectory_uid, prompt_uid), in order; none for what the pool no longer holds."""
-
-    async def curate(self, curation: Curation) -> CurationOutcome: ...
-
-    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> AuditPage:
-        """The last decisions, newest first."""
 
     async def check(self) -> None: ...
 

@@ -15,6 +15,10 @@ from stepwell.steps.step import Exactness
 
 ROLLOUTS, REWARD = "rollouts", "reward"
 """What a group that is not ready waits for: the cause of the state WAITING."""
+MARKS = "marks"
+"""The key of a trajectory's metadata that holds its marks. Trainers and exports read them there."""
+BY_A_PERSON = "curation:"
+"""The start of the source of a reward that a person gave. The person's name follows."""
 
 
 @sent
@@ -63,11 +67,15 @@ class TrajectorySnapshot(NamedTuple):
     """When its group was opened, by the pool's clock."""
     changed_at: float = 0.0
     note: str = ""
-    """Details of the cause: how many versions behind it was, who rejected it and why."""
+    """Details of the cause: how old it was, who rejected it and why."""
     position: int = 0
     """In the change log. For the shard alone, as is the revision."""
     revision: int = 0
     """The number of the last reward given to it."""
+    remark: str = ""
+    """What slices say of it while it is held, in sentences."""
+    kept: str = ""
+    """Why its group is neither evicted nor stale, in a few words; empty if nothing keeps it."""
     shard: str = ""
     """The client fills it in: a shard sends the fields before it, as a plain tuple."""
 

@@ -1,6 +1,6 @@
 """How other processes reach the shards of a pool. Importing it does not import Ray; see `ray_cluster`."""
 
-from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.client.data_pool import DataPool, PoolClient, connect
+from stepwell.pool.slices.curation import Curation, CurationAction
 
 __all__ = ["Curation", "CurationAction", "DataPool", "PoolClient", "connect"]

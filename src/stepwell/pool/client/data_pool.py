@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from stepwell.errors import BadRequest, Conflict, PoolUnavailable
-from stepwell.pool.api.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.pool.api.leasing import (
     BatchRequest,
     BatchTerms,
@@ -51,6 +50,7 @@ from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet
 from stepwell.pool.client.version_delivery import VersionDelivery
 from stepwell.pool.client.watching import WatchClient
 from stepwell.pool.shard.ray_transport import RayTransport
+from stepwell.pool.slices.curation import AuditEntry, Curation, CurationOutcome
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import make_step_filter
 

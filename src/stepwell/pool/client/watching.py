@@ -7,13 +7,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
 from stepwell.pool.api.preview import BatchPreview
 from stepwell.pool.api.series import TimeSeries, merge_chunks
 from stepwell.pool.api.watching import Changes, ChangesPage, Cursor, TrajectorySnapshot
 from stepwell.pool.client.asking import AskingClient
 from stepwell.pool.client.previewing import preview_batch
-from stepwell.pool.slices.curation import Curate, ReadAudit
+from stepwell.pool.slices.curation import AuditPage, Curate, Curation, CurationOutcome, ReadAudit
 from stepwell.steps.columns import Columns, cut, pack, stack
 
 if TYPE_CHECKING:

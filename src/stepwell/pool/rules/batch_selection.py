@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from stepwell.pool.api.leasing import BatchRequest
-from stepwell.pool.api.staleness import oldest_version, staleness_rule, versions_behind
+from stepwell.pool.api.staleness import consequence_of
 from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.rules.withdrawn import ROLLED_BACK, is_withdrawn, rest_of
 from stepwell.pool.state.channel_index import Channel
@@ -35,7 +35,7 @@ class BatchSelection:
         """`drops` is False for a preview."""
         self._state = state
         self._drops = drops
-        self._staleness = staleness_rule(state.limits.max_staleness, state.limits.on_stale)
+        self._staleness = consequence_of(state.limits)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class BatchSelection:
             gone = sum(is_withdrawn(trajectory.held_steps(), withdrawn) for trajectory in found) if withdrawn else 0
             if gone:
                 return SMALLER if gone < len(found) else ROLLED_BACK
-        return STALE if self._is_stale(group.channel, filter(step_filter.accepts, steps)) else ""
+        return STALE if self._is_stale(group, filter(step_filter.accepts, steps)) else ""
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class BatchSelection:
             return LEFT_OUT, ""
         if is_withdrawn(steps, self._withdrawn(channel)):
             return ROLLED_BACK, ""
-        is_stale = self._is_stale(channel, filter(step_filter.accepts, steps))
+        is_stale = self._is_stale(trajectory.group, filter(step_filter.accepts, steps))
         return (STALE, self._staleness_note(channel, steps)) if is_stale else ("", "")
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class BatchSelection:
                 self._state.ship_step(trajectory, step, step_filter)
             return True
         is_gone = is_withdrawn((step,), self._withdrawn(channel))
-        if not is_gone and not self._is_stale(channel, (step,)):
+        if not is_gone and not self._is_stale(trajectory.group, (step,)):
             return False
         if self._drops:
             self._state.drop_step(trajectory, step, ROLLED_BACK if is_gone else STALE)
@@ -239,12 +239,13 @@ class BatchSelection:
     def _withdrawn(self, channel: str) -> tuple[int, ...]:
         return self._state.serving.withdrawn_of(channel)
 
-    def _is_stale(self, channel: str, steps: Iterable[StoredStep]) -> bool:
-        return self._staleness.is_stale(steps, self._state.serving.version_of(channel))
+    def _is_stale(self, group: Group, steps: Iterable[StoredStep]) -> bool:
+        is_stale = self._staleness.is_stale(steps, self._state.present(group.channel))
+        return is_stale and not self._state.why_kept(group)
 
     def _staleness_note(self, channel: str, steps: Iterable[StoredStep]) -> str:
-        behind = versions_behind(oldest_version(steps) or 0, self._state.serving.version_of(channel))
-        return f"the oldest token was {behind} versions behind"
+        distance = self._staleness.distance
+        return f"the oldest token was {distance.words(distance.of_oldest(steps, self._state.present(channel)) or 0)}"
 
 
 @contextmanager

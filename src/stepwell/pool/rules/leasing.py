@@ -25,7 +25,7 @@ from stepwell.pool.api.leasing import (
     batch_of_lease,
 )
 from stepwell.pool.api.plan import Overflow
-from stepwell.pool.api.staleness import staleness_rule
+from stepwell.pool.api.staleness import consequence_of
 from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.rules.batch_selection import BatchSelection, accepted_trajectories
 from stepwell.pool.rules.exact_batch import choose_groups
@@ -55,7 +55,7 @@ class Leasing:
         self._state = state
         self.doubtful: dict[str, None] = {}
         """Leases that have expired, and whose coordinators must be asked whether they are acknowledged."""
-        self._staleness = staleness_rule(state.limits.max_staleness, state.limits.on_stale)
+        self._staleness = consequence_of(state.limits)
         self._selection = BatchSelection(state)
         self.last_requests: dict[str, tuple[float, BatchRequest | ExactFill]] = {}
         """By channel: when a consumer asked for a batch last, and for which."""
@@ -254,10 +254,12 @@ class Leasing:
 
     # -- what a consumer gets ------------------------------------------------------------------------------------------
 
-    def _token_mask(self, channel: str) -> TokenMask:
+    def _token_mask(self, channel: str, groups: Iterable[Group]) -> TokenMask:
         if self._state.limits.max_staleness is None:
             return own_mask
-        return partial(self._staleness.token_mask, policy_version=self._state.serving.version_of(channel))
+        mask = partial(self._staleness.token_mask, present=self._state.present(channel))
+        kept = {id(step) for group in groups if self._state.why_kept(group) for step in group.held_steps()}
+        return (lambda step: step.mask if id(step) in kept else mask(step)) if kept else mask
 
     def _shipment(self, lease: Lease, history: Sequence[Group]) -> LeasedGroups:
         if lease.steps:
@@ -265,7 +267,7 @@ class Leasing:
         groups = [*lease.groups, *history]
         rows_by_group = [group_rows(group, lease.step_filter.accepts) for group in groups]
         return LeasedGroups(
-            columns=ship(list(chain(*rows_by_group)), self._token_mask(lease.channel)),
+            columns=ship(list(chain(*rows_by_group)), self._token_mask(lease.channel, groups)),
             group_sizes=[len(rows) for rows in rows_by_group],
             opened_at=[group.opened_at for group in groups],
             attempts=[group.attempts for group in groups],
@@ -276,8 +278,9 @@ class Leasing:
 
     def _shipped_steps(self, lease: Lease) -> LeasedGroups:
         rows = step_rows(lease.steps, lease.step_filter.accepts)
+        mask = self._token_mask(lease.channel, (row.trajectory.group for row in rows))
         return LeasedGroups(
-            columns=ship(rows, self._token_mask(lease.channel), separate=True),
+            columns=ship(rows, mask, separate=True),
             group_sizes=[1] * len(rows),
             opened_at=[row.step.started_at for row in rows],
             attempts=[0] * len(rows),

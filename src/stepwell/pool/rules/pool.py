@@ -5,6 +5,7 @@
 - The cost of an operation does not grow with the length of the queue.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from math import inf
@@ -17,9 +18,9 @@ from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.api.preview import ShardPreview
 from stepwell.pool.api.producing import DEADLINE
+from stepwell.pool.api.staleness import DISTANCES
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.user_share import max_per_user
-from stepwell.pool.rules.curation import Curator
 from stepwell.pool.rules.ingest import Ingest
 from stepwell.pool.rules.leasing import Leasing
 from stepwell.pool.rules.ownership import Ownership
@@ -30,6 +31,7 @@ from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group
+from stepwell.pool.state.slice import Slice
 from stepwell.pool.state.view import PoolView
 
 CLEARED = "cleared"
@@ -47,17 +49,16 @@ class ReadyItems(NamedTuple):
 
 
 class Pool:
-    """Producers use `ingest`, consumers `leasing`, reward workers `rewards_due`, people `curator`, watchers `view`."""
+    """Producers use `ingest`, consumers `leasing`, reward workers `rewards_due`, watchers `view`."""
 
-    def __init__(self, limits: Limits, journal: StateJournal | None = None) -> None:
-        self.state = PoolState(limits, journal or StateJournal())
+    def __init__(self, limits: Limits, journal: StateJournal | None = None, slices: Sequence[type[Slice]] = ()) -> None:
+        self.state = PoolState(limits, journal or StateJournal(), slices)
         self.ownership = Ownership(self.state)
         self.ingest = Ingest(self.state, self.ownership)
         self.sessions = Sessions(self.state, self.ingest, self.ownership)
         self.leasing = Leasing(self.state)
         self.previewer = Previewer(self.state, self.leasing)
         self.rewards_due = RewardsDue(self.state)
-        self.curator = Curator(self.state)
         self.view = PoolView(self.state)
 
     @property
@@ -91,7 +92,8 @@ class Pool:
 
     def pacing(self, name: str) -> Pacing:
         channel, limits = self.state.channels.get(name), self.state.limits
-        batch, ahead = limits.batch_size or 0, None if limits.max_staleness is None else 1 + limits.max_staleness
+        batch, most = limits.batch_size or 0, limits.max_staleness
+        ahead = None if most is None else DISTANCES[limits.stale_by]().batches_ahead(most)
         if channel is None:
             return Pacing(batch=batch, batches_ahead=ahead, in_flight=0, queued=0, group_deadline=limits.group_deadline)
         return Pacing(

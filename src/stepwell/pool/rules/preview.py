@@ -122,10 +122,22 @@ class Previewer:
             self._item(
                 GroupShare(group, group.trajectories.values(), group.opened_at),
                 None,
-                self._why(channel, group, step_filter) or self._why_later(group, request, shares),
+                self._why_waiting(channel, group, request, step_filter, shares),
             )
             for group in waiting
         ]
+
+    def _why_waiting(
+        self,
+        channel: Channel,
+        group: Group,
+        request: BatchRequest | ExactFill,
+        step_filter: StepFilter,
+        shares: Sequence[GroupShare],
+    ) -> str:
+        why = self._why(channel, group, step_filter) or self._why_later(group, request, shares)
+        kept = self._state.why_kept(group)
+        return f"{why}; it is neither evicted nor stale: {kept}" if kept else why
 
     def _why(self, channel: Channel, group: Group, step_filter: StepFilter) -> str:
         what_happens = self._selection.why_not(channel, group, step_filter)

@@ -38,6 +38,8 @@ from stepwell.pool.shard.placement import place_shards
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.state.slice import Slice
 
 log = logging.getLogger("stepwell.pool")
 
@@ -65,6 +67,7 @@ class ShardActor(ShardService):
         must_exist: bool = False,
         namespace: str = "default",
         shards: int | None = None,
+        slices: Sequence[type[Slice]] = SLICES,
     ) -> None:
         """`must_exist`: the shard has a journal, and does not begin without it. That holds after a restart anyway.
         `namespace` is where the other shards are. `shards` shards share the memory, if not those of the plan."""
@@ -72,7 +75,7 @@ class ShardActor(ShardService):
         keep_files_private()
         open_journal = None if plan.journal is None else partial(_open_journal, plan, name, must_exist)
         try:
-            self._start(plan, name, namespace, shards or plan.shards, open_journal)
+            self._start(plan, name, namespace, shards or plan.shards, open_journal, slices)
         except Exception as failure:
             if not _is_restarted() or open_journal is None:
                 raise
@@ -85,13 +88,19 @@ class ShardActor(ShardService):
             Thread(target=_watch_drains, args=(name, namespace), name="drain-watch", daemon=True).start()
 
     def _start(
-        self, plan: PoolPlan, name: str, namespace: str, shards: int, open_journal: Callable[[], ShardJournal] | None
+        self,
+        plan: PoolPlan,
+        name: str,
+        namespace: str,
+        shards: int,
+        open_journal: Callable[[], ShardJournal] | None,
+        slices: Sequence[type[Slice]],
     ) -> None:
         ask = partial(_ask_decision, RayTransport(namespace))
         limits = bounded_limits(replace(plan, shards=shards), usable_memory(machine_memory()))
         log.info("shard %s holds at most %s bytes in a channel", name, limits.max_bytes)
         if open_journal is None:
-            super().__init__(plan, name, limits=limits, ask_decision=ask)
+            super().__init__(plan, name, slices=slices, limits=limits, ask_decision=ask)
             return
         journal = open_journal()
         try:
@@ -101,6 +110,7 @@ class ShardActor(ShardService):
             super().__init__(
                 plan,
                 name,
+                slices=slices,
                 limits=limits,
                 journal=journal,
                 archive=archive,
@@ -178,11 +188,17 @@ def _end_process() -> None:
 
 
 def start_pool(
-    plan: PoolPlan, namespace: str, *, timeout: float = START_TIMEOUT, new_journals: bool = False
+    plan: PoolPlan,
+    namespace: str,
+    *,
+    timeout: float = START_TIMEOUT,
+    new_journals: bool = False,
+    slices: Sequence[type[Slice]] = SLICES,
 ) -> PoolPlan:
     """Create the pool's actors, or find those that run already. Returns the plan that they follow.
 
-    `new_journals`: create journals that are missing while others of the pool are there.
+    `new_journals`: create journals that are missing while others of the pool are there. `slices` are classes that the
+    actors can import.
     """
     deadline = time.monotonic() + timeout
     running = {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
@@ -194,7 +210,7 @@ def start_pool(
             must_exist = not new_journals
         elif plan.journal is not None:
             plan, must_exist = _place(plan, deadline, new_journals)
-        shards = [_actor(plan, name, namespace, must_exist) for name in plan.shard_names()]
+        shards = [_actor(plan, name, namespace, must_exist, slices) for name in plan.shard_names()]
         made = [shard for name, shard in zip(plan.shard_names(), shards, strict=True) if name not in running]
         return _plans(shards, deadline - time.monotonic())[0]
     except GetTimeoutError:
@@ -221,7 +237,14 @@ def start_pool(
         raise PoolUnavailable(f"DataPool {plan.name!r} could not start: {last_line}") from None
 
 
-def reshard_pool(pool: str, shards: int, namespace: str, *, timeout: float = START_TIMEOUT) -> PoolPlan:
+def reshard_pool(
+    pool: str,
+    shards: int,
+    namespace: str,
+    *,
+    timeout: float = START_TIMEOUT,
+    slices: Sequence[type[Slice]] = SLICES,
+) -> PoolPlan:
     """Change the number of shards of a pool that runs. Returns the plan that it follows from now on.
 
     New groups go to the new shards at once. Shards that are too many end later, when they are empty.
@@ -231,7 +254,7 @@ def reshard_pool(pool: str, shards: int, namespace: str, *, timeout: float = STA
     async def start(plan: PoolPlan, changed: PoolPlan) -> None:
         running = {actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == namespace}
         joining = [name for name in changed.shard_names()[len(plan.shard_names()) :] if name not in running]
-        made = [_actor(changed, name, namespace, False, follows=plan) for name in joining]
+        made = [_actor(changed, name, namespace, False, slices, follows=plan) for name in joining]
         try:
             await asyncio.to_thread(_plans, made, timeout)
         except BaseException:
@@ -291,8 +314,17 @@ def _nodes(plan: PoolPlan) -> dict[str, str]:
     return {node["NodeManagerAddress"]: node["NodeID"] for node in offering}
 
 
-def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool, *, follows: PoolPlan | None = None) -> Any:
+def _actor(
+    plan: PoolPlan,
+    name: str,
+    namespace: str,
+    must_exist: bool,
+    slices: Sequence[type[Slice]],
+    *,
+    follows: PoolPlan | None = None,
+) -> Any:
     """A shard of the plan. `follows` is the plan in force, if the other one is not yet."""
+    chosen = {} if slices is SLICES else {"slices": slices}  # a process of any release can read what Ray keeps
     is_local = plan.journal is not None and journal_backend(plan.journal).is_local
     place = plan.resource or (f"node:{plan.nodes[plan.shard_names().index(name)]}" if plan.nodes else None)
     options: Any = ray.remote(portable_actor(ShardActor)).options(
@@ -306,7 +338,8 @@ def _actor(plan: PoolPlan, name: str, namespace: str, must_exist: bool, *, follo
         resources={place: RESOURCE_SHARE} if place else None,
         scheduling_strategy="DEFAULT" if is_local else "SPREAD",
     )
-    return options.remote(follows or plan, name, must_exist=must_exist, namespace=namespace, shards=plan.shards)
+    placed = {"must_exist": must_exist, "namespace": namespace, "shards": plan.shards}
+    return options.remote(follows or plan, name, **placed, **chosen)
 
 
 def _plans(shards: Sequence[Any], timeout: float) -> list[PoolPlan]:

@@ -298,18 +298,16 @@ class Forgetting:
             listed[tombstones.digest(uid)] = {"where": ARCHIVE, "steps": steps, "tokens": tokens}
 
     async def _remove_named(self, tombstone: Tombstone) -> None:
-        """What is about its trajectories, and names them: late rewards and decisions of people."""
+        """What is about its trajectories, and names them: late rewards, and the rows of slices."""
         self.before_step("names")
         journal, is_about = self._transactions.journal, self._record_test(tombstone)
         await self._forget_held(tombstone)
         async with self._transactions.transaction():
-            self._state.forget_audit(is_about)
+            self._state.forget_in_slices(tombstone, is_about)
         if journal is None:
             return
-        for table, what in (("late_rewards", "late_rewards"), ("audit", "audit_entries")):
-            count = journal.forget_named(table, is_about)
-            if count:
-                count_removed(tombstone, what, count)
+        if count := journal.forget_late_named(is_about):
+            count_removed(tombstone, "late_rewards", count)
         await self._save(tombstone)
         if self._transactions.archive is not None:
             self._transactions.archive.recount_late_rewards()

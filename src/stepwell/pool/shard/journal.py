@@ -20,7 +20,6 @@ from zlib import crc32
 import numpy as np
 import orjson
 
-from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.shard.late_rewards import LateReward
@@ -31,7 +30,7 @@ from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement
-from stepwell.steps.schema import CARRIED
+from stepwell.steps.schema import CARRIED, SCHEMA
 from stepwell.steps.step_filter import StepFilter
 
 Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
@@ -39,9 +38,9 @@ Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 Wait: TypeAlias = Callable[[str], Awaitable[None]]
 """Tells operators why work cannot go on now. Returns when it is to be tried again."""
 
-SCHEMA_VERSION = 13
-"""Raised with every change to a table, to the snapshot or to the fields below. A journal of another version is
-refused."""
+SCHEMA_VERSION = 7 + SCHEMA
+"""A new column of the steps raises it. The number is raised with every other change to a table, to the snapshot or to
+the fields below. A journal of another version is refused."""
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
     *("source", "given_up"),
@@ -65,6 +64,9 @@ POOL_TIME_INTERVAL = 5.0
 """Seconds. A killed shard may count so many of them again."""
 PUT_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
+PUT_ROW = (
+    "INSERT INTO slices (slice, key, info) VALUES (?, ?, ?) ON CONFLICT (slice, key) DO UPDATE SET info = excluded.info"
+)
 PUT_TOMBSTONE = "INSERT INTO tombstones VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET info = excluded.info"
 
 
@@ -253,14 +255,12 @@ class ShardJournal(StateJournal):
         """All up to that row number."""
         self._execute("DELETE FROM lineage WHERE n <= ?", last)
 
-    def forget_named(self, table: str, is_forgotten: Callable[[str, str, float], bool]) -> int:
-        """Of late_rewards or audit: the committed rows about trajectories with these names, or of that time. Returns
-        how many."""
-        rows = self._readable(table)
-        told = ((n, fields["trajectory_uid"], fields["prompt_uid"], fields["at"]) for n, fields in rows)
-        found = [(n,) for n, *about in told if is_forgotten(*about)]
+    def forget_late_named(self, is_forgotten: Callable[[str, str, float], bool]) -> int:
+        """The committed rewards of trajectories with these names, or of that time. Returns how many."""
+        late = self.late_rewards()
+        found = [(n,) for n, reward in late if is_forgotten(reward.trajectory_uid, reward.prompt_uid, reward.at)]
         if found:
-            self._other.append((f"DELETE FROM {table} WHERE n = ?", found))
+            self._other.append(("DELETE FROM late_rewards WHERE n = ?", found))
         return len(found)
 
     def save_tombstone(self, tombstone: Tombstone) -> None:
@@ -298,8 +298,17 @@ class ShardJournal(StateJournal):
     def remove_acknowledged(self, decision_uid: str) -> None:
         self._execute("DELETE FROM acknowledged WHERE uid = ?", decision_uid)
 
-    def add_audit(self, entry: AuditEntry) -> None:
-        self._execute("INSERT INTO audit (info) VALUES (?)", seal(entry))
+    def save_row(self, name: str, key: str, value: object) -> None:
+        self._execute(PUT_ROW, name, key, seal(value, name, key))
+
+    def remove_row(self, name: str, key: str) -> None:
+        self._execute("DELETE FROM slices WHERE slice = ? AND key = ?", name, key)
+
+    def rows_of(self, name: str) -> Iterator[tuple[str, Any]]:
+        for row in self.store.table("slices", "n, slice, key, info"):
+            with suppress(ValueError):
+                if row is not None and row[1] == name:
+                    yield row[2], unseal(row[3], name, row[2])
 
     def save_decisions(self, decisions: Sequence[PolicyDecision]) -> None:
         self._put_meta("decisions", seal(list(decisions), "decisions"))

@@ -3,7 +3,9 @@
 - An operation says which shards it goes to, and has the code that runs there, within one transaction of the shard.
 - A message to a shard carries many of them. Each gets an answer or an exception of its own.
 - A new one is a class in a module of pool/slices. Nothing else needs to know of it; only a new module has a place in
-  HOMES of common/message_codec.py, so that a link finds its classes.
+  HOMES of common/message_codec.py, so that a link finds its classes. Through Ray, any class that the shard can import
+  is run.
+- One whose feature has state of its own has a Slice in the same module (pool/state/slice.py).
 
     @message
     @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.rules.pool import Pool
@@ -75,7 +74,7 @@ def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
         lost = "trajectory %s could not be read back from the journal and is lost: it lacks steps, %d could be read"
         log.error(lost, trajectory.uid, len(trajectory.steps))
     leases = {lease.uid: lease for lease in reader.leases()}
-    closed, ended, audit = list(reader.closed()), list(reader.ended()), list(reader.audit())
+    closed, ended, slice_rows = list(reader.closed()), list(reader.ended()), list(reader.slice_rows())
     decisions, acknowledged = list(reader.decisions()), list(reader.acknowledged())
     tombstones = list(reader.tombstones())
     late_rewards, lineage, archived = list(reader.late_rewards()), list(reader.lineage()), list(reader.archived())
@@ -87,13 +86,13 @@ def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
     records = list(groups.values())
     subjects = [tombstone for tombstone in tombstones if isinstance(tombstone, Tombstone)]
     pool.state.load_tombstones(subjects, [name for name in tombstones if isinstance(name, str)])
+    pool.state.load_slices(slice_rows)
     pool.state.load(
         records,
         leases,
         closed=closed,
         ended=ended,
         acknowledged=acknowledged,
-        audit=audit,
         decisions=decisions,
         damaged=reader.damaged,
     )
@@ -101,8 +100,10 @@ def restore_pool(pool: Pool, journal: ShardJournal) -> RecoveryReport:
         journal.restore_lineage(lineage)
         for file in archived:
             journal.note_archived(file)
+        for name, key, value in slice_rows:
+            journal.save_row(name, key, value)
         pool_time = reader.pool_time()
-        _write_again(pool, journal, groups.values(), leases.values(), placements, late_rewards, audit, pool_time)
+        _write_again(pool, journal, groups.values(), leases.values(), placements, late_rewards, pool_time)
     return RecoveryReport(
         groups=len(groups),
         trajectories=len(trajectories),
@@ -130,7 +131,6 @@ def _write_again(
     leases: Iterable[Lease],
     placements: Mapping[int, Placement],
     late_rewards: Iterable[LateReward],
-    audit: Iterable[AuditEntry],
     pool_time: float | None,
 ) -> None:
     """Write everything that could be read to a new journal."""
@@ -145,8 +145,6 @@ def _write_again(
     _write_what_is_gone(pool, journal)
     for late in late_rewards:
         journal.add_late_reward(late)
-    for entry in audit:
-        journal.add_audit(entry)
     journal.save_decisions(pool.state.decisions)
     aside = journal.rewrite(pool.state.snapshot(), pool_time)
     log.error("journal %s is damaged; what could be read is kept, the old one is %s", journal.store.name, aside)
@@ -290,11 +288,11 @@ class JournalReader:
         for (file,) in self._table("archived", "file"):
             yield file
 
-    def audit(self) -> Iterator[AuditEntry]:
-        for _, info in self._table("audit", "n, info"):
-            if isinstance(fields := self._parsed(info), dict):
-                known = {"action": CurationAction(fields["action"]), "outcome": CurationOutcome(fields["outcome"])}
-                yield AuditEntry(**fields | known)
+    def slice_rows(self) -> Iterator[tuple[str, str, Any]]:
+        """The name of the slice, the key and the value, the oldest first."""
+        for _, name, key, info in self._table("slices", "n, slice, key, info"):
+            if (value := self._parsed(info, name, key)) is not None:
+                yield name, key, value
 
     def decisions(self) -> Iterator[PolicyDecision]:
         for (value,) in self._rows("SELECT value FROM meta WHERE key = 'decisions'"):

@@ -70,6 +70,7 @@ async def _change(
     told = [await _call(transport, name, "adopt_plan", plan) for name in joining]  # one that ran may have an older plan
     serving = await _call(transport, plan.name, "serving")
     forgotten = await _call(transport, plan.name, "forgotten_subjects")
+    await _share_rows(transport, plan, changed)
     for name in joining:
         await _call(transport, name, "set_policy_version", serving.policy_version, serving.withdrawn)
         for policy in serving.channels:
@@ -81,6 +82,16 @@ async def _change(
         if in_force.layouts == changed.layouts:
             return in_force
     raise Conflict(f"the shards of DataPool {plan.name!r} were changed by another command; run it again")
+
+
+async def _share_rows(transport: ActorTransport, plan: PoolPlan, changed: PoolPlan) -> None:
+    """Later groups may have another shard than earlier ones of the same prompt: it gets what slices say of them. What
+    a shard that is away shares stays with it."""
+    for giver in plan.shard_names():
+        with suppress(ActorAway, ActorMissing, PoolUnavailable, TimeoutError):
+            shared = await _call(transport, giver, "shared_rows")
+            for taker in changed.shard_names() if shared else ():
+                await _call(transport, taker, "merge_rows", shared)
 
 
 class DrainWatch:

@@ -26,8 +26,10 @@ from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.lease_watch import HEARTBEAT_TIMEOUT
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.transactions import ShardTransactions
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.state.slice import Slice
 from stepwell.steps.columns import Columns
-from stepwell.steps.step import Step
+from stepwell.steps.step import JsonObject, Step
 
 log = logging.getLogger("stepwell.pool")
 
@@ -43,6 +45,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         plan: PoolPlan,
         name: str,
         *,
+        slices: Sequence[type[Slice]] = SLICES,
         limits: Limits | None = None,
         journal: ShardJournal | None = None,
         archive: ParquetArchive | None = None,
@@ -54,7 +57,8 @@ class ShardService(ForgetCalls, ConsumerCalls):
         on_journal_failure: Callable[[], None] = lambda: None,
         ask_decision: Callable[[str, str], Awaitable[Settlement]] | None = None,
     ) -> None:
-        """`limits` are those of this shard, where they are not the plan's.
+        """`slices` are the features that have state in this shard. `limits` are those of this shard, where they are
+        not the plan's.
 
         The pool is restored from the journal. `clock` gives wall-clock seconds. Leases and deadlines count
         `monotonic` ones, and go on where they stood when the shard ended.
@@ -70,6 +74,7 @@ class ShardService(ForgetCalls, ConsumerCalls):
         transactions = ShardTransactions(
             plan,
             name,
+            slices=slices,
             limits=limits,
             journal=journal,
             archive=archive,
@@ -93,6 +98,18 @@ class ShardService(ForgetCalls, ConsumerCalls):
         async with self._transactions.transaction():
             self._transactions.adopt(plan)
         return self._transactions.plan
+
+    async def shared_rows(self) -> dict[str, JsonObject]:
+        """What slices share with other shards when the number of shards changes, by the name of the slice."""
+        self._transactions.check_open()
+        return {part.name: dict(rows) for part in self.pool.state.slices if (rows := part.shared())}
+
+    async def merge_rows(self, shared: Mapping[str, JsonObject]) -> None:
+        """Take over what another shard shares."""
+        async with self._transactions.transaction():
+            for part in self.pool.state.slices:
+                if part.name in shared:
+                    part.merge(shared[part.name])
 
     async def undrained(self) -> int:
         """What keeps a change of the shards from its end: groups that belong to other shards by now, leases on which a

@@ -7,7 +7,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -22,6 +22,7 @@ from stepwell.pool.shard.disk_floor import DiskFloor
 from stepwell.pool.shard.group_commit import GroupCommit
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.recovery import restore_pool
+from stepwell.pool.state.slice import Slice
 
 log = logging.getLogger("stepwell.pool")
 
@@ -34,6 +35,7 @@ class ShardTransactions:
         plan: PoolPlan,
         name: str,
         *,
+        slices: Sequence[type[Slice]],
         limits: Limits | None,
         journal: ShardJournal | None,
         archive: ParquetArchive | None,
@@ -56,7 +58,7 @@ class ShardTransactions:
         self.monotonic = monotonic
         self.recheck_interval = recheck_interval
         self.heartbeat_timeout = heartbeat_timeout
-        self.pool = Pool(limits or plan.limits, journal)
+        self.pool = Pool(limits or plan.limits, journal, slices)
         self.pool.state.tombstones.key = plan.uid.encode()
         self.before_commit: list[Callable[[], None]] = []
         """Called whenever the pool may have changed."""

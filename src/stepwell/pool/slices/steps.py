@@ -79,5 +79,6 @@ class GiveReward(Operation[bool]):
             shard.check_flushed(reward.trajectory_uid, reward.gateway)
         if pool.ingest.is_forgotten(reward.trajectory_uid, reward.prompt_uid):
             return False
-        kept = pool.ingest.reward(reward)
-        return kept or (not pool.curator.holds_reward_of(reward.trajectory_uid) and shard.keep_late(reward))
+        kept, known = pool.ingest.reward(reward), pool.state.trajectories.get(reward.trajectory_uid)
+        has_that_of_a_person = known is not None and known.is_relabelled
+        return kept or (not has_that_of_a_person and shard.keep_late(reward))

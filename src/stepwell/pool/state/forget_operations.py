@@ -11,6 +11,7 @@ from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.tombstones import (
     AGE,
     DIGEST_SIZE,
+    ENTRIES,
     EXPIRED,
     FORGOTTEN,
     OLDER_THAN,
@@ -129,14 +130,12 @@ class ForgetOperations(LeaseOperations):
             names = names_of(trajectory.uid, trajectory.group.prompt_uid)
             self.add_forgotten_names(self.tombstones.new_names(names))
 
-    def forget_audit(self, is_forgotten: Callable[[str, str, float], bool]) -> None:
-        """The entries about trajectories with these names, or of that time. The journal's rows are removed by the
-        shard."""
-        trail = self.audit_trail
-        kept = [entry for entry in trail if not is_forgotten(entry.trajectory_uid, entry.prompt_uid, entry.at)]
-        if len(kept) < len(self.audit_trail):
-            self.audit_trail.clear()
-            self.audit_trail.extend(kept)
+    def forget_in_slices(self, tombstone: Tombstone, is_forgotten: Callable[[str, str, float], bool]) -> None:
+        """What slices have about trajectories with these names, or of that time."""
+        for part in self.slices:
+            if count := part.forget(is_forgotten):
+                count_removed(tombstone, part.name + ENTRIES, count)
+        self._journal.save_tombstone(tombstone)
 
     def load_tombstones(self, tombstones: Iterable[Tombstone], names: Iterable[str]) -> None:
         """From a journal."""

@@ -19,6 +19,8 @@ from stepwell.steps.step_filter import NO_CONSENT, StepFilter
 
 AWAKE = 1_024
 """Complete trajectories that are not packed, because they were completed or read last."""
+MET_AT_ONCE = 8
+"""Oldest groups that are looked at first for one that may be evicted."""
 EVICTED = "evicted"
 HELD_MOST = "its producer held the most of it"
 """Why an evicted group was not the oldest one."""
@@ -130,9 +132,21 @@ class GroupOperations(CallOperations):
         group.dissolve()
 
     def evict(self, channel: Channel, more_groups: int = 0) -> None:
-        """Drop groups until the channel is within its limits, with room for that many more."""
-        while channel.is_over(more_groups) and (group := channel.next_to_evict()) is not None:
+        """Drop groups until the channel is within its limits, with room for that many more, or has only groups that
+        slices keep."""
+        while channel.is_over(more_groups) and (group := self._next_to_evict(channel)) is not None:
             self.drop_group(group, EVICTED, "" if group is channel.oldest() else HELD_MOST)
+
+    def _next_to_evict(self, channel: Channel) -> Group | None:
+        """As the channel says; if that is kept, the oldest group that is not."""
+        group, count = channel.next_to_evict(), MET_AT_ONCE
+        while group is not None and self.why_kept(group):
+            oldest = [channel.groups[seq] for _, seq in channel.by_age.smallest(count)]
+            group = next((found for found in oldest if not self.why_kept(found)), group)
+            if len(oldest) < count and self.why_kept(group):
+                return None
+            count *= 4
+        return group
 
     def trim_group(self, group: Group, keep: Collection[Trajectory], cause: str, *, wait_until: float | None) -> None:
         """Drop the other trajectories. With a new deadline, producers are asked for as many; else the group shrinks."""

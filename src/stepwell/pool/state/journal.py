@@ -1,8 +1,8 @@
 """What PoolState writes down with every change, so that another process can continue after a kill."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.state.records import Group, Lease, Trajectory
@@ -69,5 +69,11 @@ class StateJournal:
     def save_decisions(self, decisions: Sequence[PolicyDecision]) -> None:
         """All that are kept, about versions of the policy."""
 
-    def add_audit(self, entry: AuditEntry) -> None:
-        """A person's decision. Entries are kept forever."""
+    def save_row(self, name: str, key: str, value: object) -> None:
+        """JSON of a slice, by the name of the slice and a key. It replaces an earlier row with this key."""
+
+    def remove_row(self, name: str, key: str) -> None: ...
+
+    def rows_of(self, name: str) -> Iterator[tuple[str, Any]]:
+        """The committed rows of a slice: each with its key, the oldest first."""
+        return iter(())

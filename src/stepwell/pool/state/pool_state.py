@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit, decision_of
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.api.serving_state import Serving
@@ -105,9 +104,9 @@ class PoolState(ForgetOperations):
         self._remove_history(trajectory)
         self.change_log.end(trajectory, TrajectoryState.TRAINED, note=note)
 
-    def record_audit(self, entry: AuditEntry) -> None:
-        self.audit_trail.append(entry)
-        self._journal.add_audit(entry)
+    def show_again(self, trajectories: Iterable[Trajectory]) -> None:
+        """What slices say of these held trajectories has changed: watchers see them again."""
+        self.change_log.record_all(trajectories)
 
     # -- recovery ------------------------------------------------------------------------------------------------------
 
@@ -136,7 +135,6 @@ class PoolState(ForgetOperations):
         closed: Iterable[tuple[str, int, str]],
         ended: Iterable[tuple[str, Settlement]],
         acknowledged: Iterable[str],
-        audit: Iterable[AuditEntry],
         decisions: Iterable[PolicyDecision] = (),
         damaged: bool,
     ) -> None:
@@ -152,7 +150,6 @@ class PoolState(ForgetOperations):
                 self.closed_subjects[uid] = subject
         self.ended_leases.update(ended)
         self.acknowledged.update(acknowledged)
-        self.audit_trail.extend(audit)
         self.decisions.extend(decisions)
         for group in groups:
             self._load_group(group, leases)
@@ -167,6 +164,14 @@ class PoolState(ForgetOperations):
                 leased = [lease.groups for lease in self.leases.values() if lease.channel == index.name]
                 found = chain(index.groups.values(), *leased)
                 index.ledger.repair(count_steps(step for group in found for step in group.held_steps()))
+
+    def load_slices(self, rows: Iterable[tuple[str, str, Any]]) -> None:
+        """The rows of a journal: the name of the slice, the key, the value. Those of unknown slices stay there."""
+        by_slice: dict[str, dict[str, Any]] = {}
+        for name, key, value in rows:
+            by_slice.setdefault(name, {})[key] = value
+        for part in self.slices:
+            part.load(by_slice.get(part.name, {}))
 
     def _serve(self, serving: Serving) -> None:
         if serving.policy_version != self.serving.policy_version:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias, cast
 
-from stepwell.pool.api.curation import BY_A_PERSON, MARKS
 from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.sessions import user_of
+from stepwell.pool.api.watching import BY_A_PERSON, MARKS
 from stepwell.pool.state.packed_trajectory import TrajectoryPacker
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import PrefixTree
@@ -33,7 +33,7 @@ them."""
 A_FIELD, A_VALUE = 40, 45
 """Bytes that a field of a JSON object and a value take besides the text of the name and of the value."""
 ADDED_BY_POOL = (EXPLANATION, MARKS, ENDED_BY)
-"""What rewards, curators and completions add to the metadata, within bounds of their own."""
+"""What rewards, people and completions add to the metadata, within bounds of their own."""
 WORTH_PACKING = 4_096
 """Bytes of data of a step. A complete trajectory of smaller steps is packed; for longer ones the rest hardly counts."""
 

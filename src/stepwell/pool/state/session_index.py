@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepwell.pool.api.curation import MARKS
 from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.sessions import SESSION, session_id_of, user_of
+from stepwell.pool.api.watching import MARKS
 from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.records import Trajectory, json_bytes
 from stepwell.pool.state.stored_step import StoredStep

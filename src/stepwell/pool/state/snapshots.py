@@ -2,10 +2,9 @@
 
 from typing import Literal
 
-from stepwell.pool.api.curation import MARKS
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.producing import ENDED_BY
-from stepwell.pool.api.watching import REWARD, ROLLOUTS, TrajectorySnapshot, TrajectoryState
+from stepwell.pool.api.watching import MARKS, REWARD, ROLLOUTS, TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.stored_step import StoredStep

@@ -4,18 +4,18 @@ The helpers keep journal, change log, indexes, ledgers, time series and reward q
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.consent import may_keep
-from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import DECISIONS_KEPT, PolicyDecision, VersionReward
 from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
+from stepwell.pool.api.staleness import Present
 from stepwell.pool.api.stats import PoolStats, ScoringStats, SessionStats
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.change_log import ChangeLog
@@ -29,6 +29,7 @@ from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.reward_queue import RewardQueue
 from stepwell.pool.state.series import SeriesRecorder
 from stepwell.pool.state.session_index import SessionIndex
+from stepwell.pool.state.slice import Slice
 from stepwell.pool.state.snapshots import note_of
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstones
@@ -38,13 +39,13 @@ from stepwell.steps.step_filter import NO_SOUND_STEP, StepFilter
 
 ENDED_KEPT = 10_000
 """How many ended leases are remembered, to tell an expired lease from an acknowledged one."""
-AUDIT_KEPT = 10_000
-"""How many audit entries are held in memory. A journal keeps all."""
+S = TypeVar("S", bound=Slice)
 
 
 class StateBase:
-    def __init__(self, limits: Limits, journal: StateJournal) -> None:
+    def __init__(self, limits: Limits, journal: StateJournal, slices: Sequence[type[Slice]] = ()) -> None:
         self.limits = limits
+        self.slices = tuple(kind(journal) for kind in slices)
         self.now = 0.0
         """Wall-clock time: when something happened."""
         self.pool_time = 0.0
@@ -77,9 +78,9 @@ class StateBase:
         self.decisions: deque[PolicyDecision] = deque(maxlen=DECISIONS_KEPT)
         """About versions of the policy, the oldest first. A pool's first shard has them."""
         self.version_rewards = VersionRewardLog()
-        self.audit_trail: deque[AuditEntry] = deque(maxlen=AUDIT_KEPT)
-        """Oldest first."""
         self._journal = journal
+        self._keepers = [part for part in self.slices if type(part).keeps is not Slice.keeps]
+        self._explainers = [part for part in self.slices if type(part).explain is not Slice.explain]
         self._counters = Counters()
         self._channels: dict[str, ChannelIndex] = {}
         self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
@@ -105,6 +106,25 @@ class StateBase:
 
     def channel_of(self, group: Group) -> Channel:
         return self._channels[group.channel]
+
+    def slice_of(self, kind: type[S]) -> S:
+        """The state of that feature."""
+        for part in self.slices:
+            if isinstance(part, kind):
+                return part
+        raise LookupError(f"{kind.__name__} is not among the slices of this shard")
+
+    def why_kept(self, group: Group) -> str:
+        """Why the group is neither evicted nor stale, in a few words; empty if no slice keeps it."""
+        return next(filter(None, (part.keeps(group) for part in self._keepers)), "")
+
+    def remark_on(self, trajectory: Trajectory) -> str:
+        """What slices say of a held trajectory, in sentences."""
+        return " ".join(filter(None, (part.explain(trajectory) for part in self._explainers)))
+
+    def present(self, channel: str) -> Present:
+        """What the staleness of the channel's steps is counted from."""
+        return Present(self.serving.version_of(channel), self.now)
 
     def holds(self, trajectory: Trajectory) -> bool:
         """A trajectory can be dropped while single steps of it are under lease."""

@@ -29,7 +29,9 @@ OLDER_THAN = "older_than"
 RUNNING_TIME = "running_time"
 """In `removed`: True if data is too old only after it has been here for as long while the pool ran. The wall clock may
 be wrong."""
-REMOVED = ("trajectories", "files", "late_rewards", "audit_entries", "quarantined")
+REMOVED = ("trajectories", "files", "late_rewards", "quarantined")
+ENTRIES = "_entries"
+"""In `removed`, after the name of a slice: how many rows of it."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class Tombstone:
 
     @property
     def has_removed(self) -> bool:
-        return any(self.removed.get(what) for what in REMOVED)
+        return any(found for what, found in self.removed.items() if what in REMOVED or what.endswith(ENTRIES))
 
 
 class Tombstones:

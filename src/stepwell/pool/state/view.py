@@ -55,4 +55,6 @@ class PoolView:
         channel = self._state.channel_of(trajectory.group)
         with trajectory.read_only():
             state, cause = standing_of(trajectory, channel, require_reward=self._state.limits.require_reward)
-            return snapshot_of(trajectory, state, cause, note=note_of(trajectory))
+            snapshot = snapshot_of(trajectory, state, cause, note=note_of(trajectory))
+        remark, kept = self._state.remark_on(trajectory), self._state.why_kept(trajectory.group)
+        return snapshot._replace(remark=remark, kept=kept) if remark or kept else snapshot

@@ -6,6 +6,7 @@ import pytest
 
 from stepwell.pool.api.explanations import DROPPED, why_not_trained
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.staleness import Present
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 
 
@@ -25,7 +26,7 @@ def why(
         cause=cause,
         **known,
     )
-    return why_not_trained(summary, limits or Limits(), version)
+    return why_not_trained(summary, limits or Limits(), Present(version, 0.0))
 
 
 def test_nothing_is_said_of_what_was_trained() -> None:
@@ -48,12 +49,8 @@ def test_nothing_is_said_of_what_was_trained() -> None:
         ("Its group waits for rewards: with require_reward", TrajectoryState.WAITING, "reward", {"reward": 1.0}),
         ("It is ready and waits for a trainer.", TrajectoryState.READY, "", {}),
         ("A trainer has it and has not acknowledged it yet", TrajectoryState.LEASED, "", {}),
-        (
-            "rejected by ana: wrong. If it comes back, it is dropped",
-            TrajectoryState.LEASED,
-            "",
-            {"note": "by ana: wrong"},
-        ),
+        ("It comes from a slice.", TrajectoryState.LEASED, "", {"remark": "It comes from a slice."}),
+        ("Its group is neither evicted nor stale: pinned.", TrajectoryState.READY, "", {"kept": "pinned"}),
         ("its exactness, retokenized, is lower", TrajectoryState.TRAINED, "exactness", {"exactness": "retokenized"}),
         ("its steps are marked untrainable, as greedy", TrajectoryState.TRAINED, "greedy", {}),
         ("rejected by ana: wrong.", TrajectoryState.DROPPED, "rejected", {"note": "by ana: wrong"}),

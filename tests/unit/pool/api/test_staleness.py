@@ -1,4 +1,4 @@
-"""Another staleness rule is one class and one row."""
+"""Another consequence of staleness is one class and one row."""
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass, fields
@@ -10,39 +10,49 @@ import pytest
 from stepwell.config.pool import PoolSettings
 from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.staleness import STALENESS_RULES, AgedStep, MaskStale, StalenessRule, staleness_rule
+from stepwell.pool.api.staleness import (
+    CONSEQUENCES,
+    DISTANCES,
+    AgedStep,
+    Consequence,
+    MaskStale,
+    Present,
+    VersionsBehind,
+    consequence_of,
+)
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.step import BoolArray
 from tests.builders import EasyPool
 
 
-class HalveStale(StalenessRule):
+class HalveStale(Consequence):
     """Trains the first half of the tokens of old data."""
 
-    def token_mask(self, step: AgedStep, policy_version: int) -> BoolArray | None:
-        if policy_version - step.oldest_version <= self.max_staleness:
+    def token_mask(self, step: AgedStep, present: Present) -> BoolArray | None:
+        if not self.is_old((step,), present):
             return step.mask
         return np.arange(step.response_length) < step.response_length // 2
 
-    def explain(self, behind: int) -> str:
+    def explain(self, distance: float) -> str:
         return "half of it is masked"
 
 
 def test_the_setting_has_the_names_of_the_table() -> None:
-    assert get_args(PoolSettings.model_fields["on_stale"].annotation) == tuple(STALENESS_RULES)
+    assert get_args(PoolSettings.model_fields["on_stale"].annotation) == tuple(CONSEQUENCES)
     default = next(field.default for field in fields(Limits) if field.name == "on_stale")
-    assert default in STALENESS_RULES
+    assert default in CONSEQUENCES
+    assert Limits().stale_by in DISTANCES
 
 
-def test_a_rule_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = cast("MutableMapping[str, type[StalenessRule]]", STALENESS_RULES)
-    monkeypatch.setitem(rules, "halve", HalveStale)
+def test_a_consequence_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = cast("MutableMapping[str, type[Consequence]]", CONSEQUENCES)
+    monkeypatch.setitem(table, "halve", HalveStale)
     limits = Limits(max_staleness=0, on_stale="halve")
     pool = EasyPool(limits)
     pool.rollout("t", "p", response_ids=[1, 2, 3, 4])
     pool.policy_version = 1
     snapshot = TrajectorySnapshot("t", "p", "train", "", 1, 1, TrajectoryState.READY, steps=1, oldest_version=0)
-    assert "half of it is masked" in why_not_trained(snapshot, limits, 1)
+    assert "half of it is masked" in why_not_trained(snapshot, limits, Present(1, 0.0))
     taken = pool.take(1)
     assert taken is not None
     mask = taken[0][0].response_mask
@@ -51,18 +61,20 @@ def test_a_rule_is_one_class_and_one_row(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_without_a_limit_data_of_any_age_is_shipped() -> None:
-    for name in STALENESS_RULES:
-        assert staleness_rule(None, name).explain(100) == ""
+    for name in CONSEQUENCES:
+        assert consequence_of(Limits(on_stale=name)).explain(100) == ""
 
 
 def test_data_that_is_young_enough_is_not_stale_though_its_own_mask_trains_nothing() -> None:
     @dataclass
     class Masked:
+        started_at: float = 0.0
         response_length: int = 2
         mask: BoolArray | None = None
         version_spans: tuple[()] = ()
         oldest_version: int = 5
 
     masked = cast("AgedStep", Masked(mask=np.zeros(2, np.bool_)))
-    assert not MaskStale(1).is_stale([masked], 6)
-    assert MaskStale(1).is_stale([masked], 7)
+    rule = MaskStale(VersionsBehind(), 1)
+    assert not rule.is_stale([masked], Present(6, 0.0))
+    assert rule.is_stale([masked], Present(7, 0.0))

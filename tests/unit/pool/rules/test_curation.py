@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
 from tests.builders import EasyPool, make_step
 
 
@@ -210,7 +210,7 @@ def test_a_persons_reward_stands_whatever_comes_later() -> None:
     assert pool.complete("t", "p", 1.0) is EndResult.COMPLETED
     assert not pool.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=3.0))
     assert not pool.ingest.reward(RewardGiven(trajectory_uid="t", prompt_uid="p", value=3.0, step_index=0))
-    assert pool.curator.holds_reward_of("t")
+    assert pool.state.trajectories["t"].is_relabelled
     assert [group[0].reward for group in pool.take(1) or []] == [0.25]
 
 
@@ -307,4 +307,4 @@ def test_a_decision_that_makes_no_sense_is_refused_and_leaves_no_trace(fields: d
     }
     with pytest.raises(BadRequest, match=said):
         pool.curator.curate(Curation(**whole))
-    assert not pool.state.audit_trail
+    assert not pool.curator.audit(1)

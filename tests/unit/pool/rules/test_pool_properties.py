@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stepwell.errors import Conflict, PoolFull
-from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Order, Settlement, Unit
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.preview import PreviewItem, ShardPreview
@@ -21,6 +20,7 @@ from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.client.previewing import exact_items
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.state.records import A_GROUP, A_STEP, A_TRAJECTORY
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter
@@ -415,7 +415,8 @@ class PoolMachine(RuleBasedStateMachine):
     def killed_and_restarted(self) -> None:
         self.pool.advance(self.clock)  # a group past its deadline that lost a rollout waits for the next call only
         self.commit()
-        before, leases, held, trail = self.pool.stats(), self.pool.leases, self.held(), self.pool.state.audit_trail
+        before, leases, held = self.pool.stats(), self.pool.leases, self.held()
+        trail = self.pool.curator.audit(10_000)
         backlogs = [self.pool.ready_groups(channel) for channel in CHANNELS]
         self.journal.store.close()
         self.pool = self.open()
@@ -424,7 +425,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.stats() == before
         assert [self.pool.ready_groups(channel) for channel in CHANNELS] == backlogs
         assert self.held() == held
-        assert self.pool.state.audit_trail == trail
+        assert self.pool.curator.audit(10_000) == trail
         self.position, self.seen = 0, {}
 
     def held(self) -> dict[str, TrajectorySnapshot]:

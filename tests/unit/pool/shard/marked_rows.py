@@ -4,7 +4,7 @@ import random
 
 from stepwell.pool.shard.journal import JournalStore
 
-TABLES = {"trajectories": "number", "steps": "number", "audit": "n"}
+TABLES = {"trajectories": "number", "steps": "number", "slices": "n"}
 ADD = "INSERT INTO steps (number, trajectory, info, added) VALUES (?, ?, ?, ?)"
 SIZES = (50, 300, 900, 5_000, 60_000)
 
@@ -44,12 +44,12 @@ class MarkedRows:
         size = self._random.choice
         trajectories = [(n, 1, _marked(n, size(SIZES[:4]))) for n in new]
         steps = [(n, n, _marked(n, 300), _marked(n, size(SIZES))) for n in new]
-        audit = [(_marked(n, size(SIZES[:3])),) for n in new]
+        slices = [("a", str(n), _marked(n, size(SIZES[:3]))) for n in new]
         self._store.commit(
             [
                 ("INSERT INTO trajectories VALUES (?, ?, ?)", trajectories),
                 (ADD, steps),
-                ("INSERT INTO audit (info) VALUES (?)", audit),
+                ("INSERT INTO slices (slice, key, info) VALUES (?, ?, ?)", slices),
             ]
         )
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
 from tests.builders import EasyPool, make_step
 from tests.unit.pool.shard.journals import Place, kill, open_pool, rows, save, spoil
 
@@ -104,6 +104,21 @@ def test_the_audit_trail_is_kept_and_goes_on(place: Place) -> None:
     curate(pool, CurationAction.REJECT, "t")
     pool, journal = restarted(place, pool, journal, Limits())
     assert [entry.action for entry in pool.curator.audit(10)] == [CurationAction.REJECT, CurationAction.RELABEL]
+
+
+def test_an_entry_that_cannot_be_read_costs_no_other(place: Place) -> None:
+    pool, journal, _ = open_pool(place)
+    pool.rollout("t", "p")
+    for mark in ("odd", "long", "rude"):
+        curate(pool, CurationAction.MARK, "t", mark=mark)
+    save(pool, journal)
+    spoil(journal, "UPDATE slices SET info = ? WHERE key = '2'", b"spoilt")
+    for _ in range(2):
+        pool, journal, _ = open_pool(place)
+        assert [entry.after for entry in pool.curator.audit(10)] == ["odd, long, rude", "odd"]
+        curate(pool, CurationAction.UNMARK, "t", mark="rude")
+        assert len(pool.curator.audit(10)) == 3
+        kill(journal)
 
 
 def test_a_damaged_journal_keeps_the_trail(place: Place) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import Conflict, FetchTimeout, UnknownTrajectory
-from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.news import SERVING, UNSCORED, UNSEEN
 from stepwell.pool.api.plan import Limits, PoolPlan
@@ -21,7 +20,7 @@ from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.curation import Curate
+from stepwell.pool.slices.curation import Curate, Curation, CurationAction, CurationOutcome
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import Abort, ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack

@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.calls import CallBegun, Repeats
-from stepwell.pool.api.curation import AuditEntry, CurationAction, CurationOutcome
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision
@@ -27,6 +26,8 @@ from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS
 from stepwell.pool.shard.recovery import JournalReader
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.curation import AuditEntry, AuditTrail, CurationAction, CurationOutcome
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.mark_operations import A_CALL_IS_MISSING, LATE, MOST_EARLY, RANKS, TOO_MANY
@@ -56,6 +57,7 @@ from tests.builders import make_step, new_folder
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored", "has_reward_lease"),
     *("under_reward_lease", "being_scored", "stats", "snapshot", "last_snapshot", "is_covered"),
+    *("slice_of", "why_kept", "remark_on", "present"),
 }
 GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
 
@@ -74,7 +76,7 @@ class StateMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = new_folder()
         self.journal = SqliteJournal(self.folder / "pool.sqlite", closed_kept=self.limits.closed_kept)
-        self.state = PoolState(self.limits, self.journal)
+        self.state = PoolState(self.limits, self.journal, SLICES)
         self.numbers = itertools.count()
         self.groups: set[Group] = set()
         """All that were ever opened."""
@@ -222,11 +224,12 @@ class StateMachine(RuleBasedStateMachine):
         self.commit()
         groups, leases, reader = self.read_journal()
         before = self.state
-        now, self.state = self.state.now, PoolState(self.limits, self.journal)
+        now, self.state = self.state.now, PoolState(self.limits, self.journal, SLICES)
         self.state.advance(now, now)
         self.state.recall(reader.snapshot())
         records = list(groups.values())
-        closed, ended, audit = reader.closed(), reader.ended(), reader.audit()
+        self.state.load_slices(reader.slice_rows())
+        closed, ended = reader.closed(), reader.ended()
         decisions = reader.decisions()
         self.state.load(
             records,
@@ -234,7 +237,6 @@ class StateMachine(RuleBasedStateMachine):
             closed=closed,
             ended=ended,
             acknowledged=list(reader.acknowledged()),
-            audit=audit,
             decisions=decisions,
             damaged=False,
         )
@@ -632,7 +634,7 @@ class StateMachine(RuleBasedStateMachine):
             if trajectory.metadata.get("subject") == subject:
                 self.state.note_removed(tombstone, trajectory, "somewhere")
         assert {*self.state.forget_held(tombstone)} == {None}
-        self.state.forget_audit(lambda uid, prompt, _: tombstones.has_name(uid, prompt))
+        self.state.forget_in_slices(tombstone, lambda uid, prompt, _: tombstones.has_name(uid, prompt))
         self.state.add_forgotten_names([tombstones.digest("a name")])
         self.state.save_tombstone(tombstone)
         self.position, self.seen = 0, {}
@@ -658,7 +660,13 @@ class StateMachine(RuleBasedStateMachine):
     def record_audit(self) -> None:
         action, outcome = CurationAction.REJECT, CurationOutcome.LATE
         entry = AuditEntry(at=1.0, by="ana", action=action, trajectory_uid="t", prompt_uid="p", outcome=outcome)
-        self.state.record_audit(entry)
+        self.state.slice_of(AuditTrail).add(entry)
+
+    @rule(pick=pick)
+    def show_again(self, pick: int) -> None:
+        held = list(self.state.trajectories.values())
+        if held:
+            self.state.show_again([held[pick % len(held)]])
 
     # -- the slow computation ------------------------------------------------------------------------------------------
 
@@ -693,7 +701,9 @@ class StateMachine(RuleBasedStateMachine):
         assert {one if isinstance(one, str) else one.subject for one in reader.tombstones()} == kept
         assert dict(reader.ended()) == dict(self.state.ended_leases)
         assert set(reader.acknowledged()) == self.state.acknowledged
-        assert list(reader.audit()) == list(self.state.audit_trail)
+        trail = self.state.slice_of(AuditTrail)
+        rows = {key: value for name, key, value in reader.slice_rows() if name == trail.name}
+        assert rows == trail.dump()
         assert list(reader.decisions()) == list(self.state.decisions)
         PoolState(self.limits, StateJournal()).recall(reader.snapshot())
 
@@ -840,7 +850,8 @@ class StateMachine(RuleBasedStateMachine):
     def standing(self, trajectory: Trajectory) -> TrajectorySnapshot:
         channel = self.state.channels[trajectory.group.channel]
         state, cause = standing_of(trajectory, channel, require_reward=self.limits.require_reward)
-        return timeless(snapshot_of(trajectory, state, cause, note_of(trajectory)))
+        remark = self.state.remark_on(trajectory)
+        return timeless(snapshot_of(trajectory, state, cause, note_of(trajectory))._replace(remark=remark))
 
 
 def timeless(snapshot: TrajectorySnapshot) -> TrajectorySnapshot:

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from stepwell.pool.api.curation import Curation, CurationAction
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.slices.curation import Curation, CurationAction
 from stepwell.pool.state.change_log import ChangeLogPage
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Exactness, VersionSpan

@@ -1,0 +1,9 @@
+"""The features that have state of their own in every shard.
+
+Another one is a row here, after its class in a module beside this one.
+"""
+
+from stepwell.pool.slices.curation import AuditTrail
+from stepwell.pool.state.slice import Slice
+
+SLICES: tuple[type[Slice], ...] = (AuditTrail,)
