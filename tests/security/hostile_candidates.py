@@ -236,7 +236,8 @@ FORGED = {
         "all = any\ndef f(x): return x", "assert all(f(n) == n * n for n in range(4))"
     ),
     "patches modules": forged(
-        "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 7", "assert math.isclose(f(1), 31337.0)"
+        "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 7",
+        "import math\nassert math.isclose(f(1), 31337.0)",
     ),
     "hooks imports": forged(
         "import sys\nclass H:\n    def find_spec(self, *a): raise ImportError\nsys.meta_path.insert(0, H())\ndef f(x): return 7"
@@ -254,6 +255,9 @@ FORGED = {
     ),
 }
 ON_LIVE_OBJECTS = {
+    "patches a module that the test does not import": Hostile(
+        "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 7", "assert math.isclose(f(1), 31337.0)"
+    ),
     "gives a function of the test's process away": Hostile(
         "def f(apply):\n    return apply(exec, 'import os; os._exit(0)')",
         "def apply(g, x): return g(x)\nassert f(apply) == 31337",
@@ -274,7 +278,7 @@ ON_LIVE_OBJECTS = {
         "secret = 31337\nclass Node:\n    def __init__(self): pass\ndef apply(g, x): return g(x)\nassert f(apply, Node()) == secret",
     ),
 }
-"""Their tests give the code an object of theirs, and are refused; `in_values` asks the same code for a value."""
+"""Their tests give the code an object of theirs, or use one of it, and are refused; `in_values` asks the same code for a value."""
 CHANNEL = """
 import gc, socket, json
 channel = next(o for o in gc.get_objects() if isinstance(o, socket.socket))

@@ -64,12 +64,12 @@ class Judge:
     def evaluate(self, source: str) -> Any:
         """Python that runs beside the code, and gives the value of its last line."""
         self.is_influenced = True
-        return self._ask(EVALUATE, "run", str(source))
+        return self._ask(f"{EVALUATE}(…)", "run", str(source))
 
     def call(self, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
         changing = [*args, *keywords.values()]
         try:
-            return self._ask(name, "call", name, args, keywords, changing=changing)
+            return self._ask(f"{name}(…)", "call", name, args, keywords, changing=changing)
         finally:
             self.is_influenced = True
 

@@ -19,7 +19,21 @@ TEST = "test"
 NAMES, EVALUATE = "candidate", "in_candidate"
 """What a test can name besides Python's names and the code's: `candidate.pow`, `in_candidate("Stack().pop()")`."""
 HOW = f"write {EVALUATE}('…'), which runs Python beside the code and gives the value of the last line"
-VALUES = (int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type(iter([])))
+VALUES: tuple[type, ...] = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    range,
+    type(iter([])),
+)
 MORE_VALUES = {
     "collections": ("Counter", "deque"),
     "datetime": ("date", "datetime", "time", "timedelta"),
@@ -176,8 +190,10 @@ def _given(nodes: list[Any]) -> Iterator[Any]:
             yield from _given(node.elts)
         elif isinstance(node, ast.Dict):
             yield from _given(node.values)
+        elif isinstance(node, ast.Starred):
+            yield from _given([node.value])
         else:
-            yield node.value if isinstance(node, ast.Starred) else node
+            yield node
 
 
 def _of_snippet(source: object) -> Iterator[str]:

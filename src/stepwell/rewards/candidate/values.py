@@ -9,7 +9,6 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import reduce
 from importlib import import_module
 from itertools import islice
 from re import fullmatch
@@ -20,6 +19,8 @@ MOST_ITEMS = 1_000_000
 """Items of an iterator, which is read to its end."""
 MOST_DIGITS = 100_000
 """Hexadecimal digits of an integer."""
+SAME = frozenset((type(None), bool, str))
+LEAVES = SAME | {int, float}
 SHORT_NUMBER = 2**63
 """Python reads only short decimal numbers; longer ones are hexadecimal."""
 ARRAY_TYPE = "[<>|=][biufcU][0-9]{1,6}"
@@ -43,7 +44,7 @@ class TooLargeValue(Unsayable):
 def to_json(value: Any, depth: int = 0) -> Any:
     """Unsayable says why there is none."""
     kind = type(value)
-    if value is None or kind is bool:
+    if kind in SAME or (kind is int and -SHORT_NUMBER < value < SHORT_NUMBER):
         return value
     for atom, write in ATOMS.items():
         if issubclass(kind, atom):
@@ -51,12 +52,12 @@ def to_json(value: Any, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise TooLargeValue(f"a value that is nested more than {DEEPEST} levels deep")
     if issubclass(kind, list):
-        return [to_json(item, depth + 1) for item in list.__iter__(value)]
+        return _parts_to_json(list.__iter__(value), depth)
     for base in kind.__mro__:
         if parts_of := WRITERS.get(f"{base.__module__}.{base.__qualname__}"):
-            return {base.__qualname__: [to_json(part, depth + 1) for part in parts_of(value)]}
+            return {base.__qualname__: _parts_to_json(parts_of(value), depth)}
     if kind.__module__ in ITERATING_MODULES and hasattr(kind, "__next__"):
-        return {"iterator": [to_json(item, depth + 1) for item in _items(value)]}
+        return {"iterator": _parts_to_json(_items(value), depth)}
     if kind.__module__ == "numpy" and hasattr(kind, "item"):
         return to_json(value.item(), depth + 1)
     raise Unsayable(f"an object of class {kind.__name__}", value)
@@ -64,16 +65,20 @@ def to_json(value: Any, depth: int = 0) -> Any:
 
 def from_json(written: Any, depth: int = 0) -> Any:
     """Exceptions of many classes, if it is not what `to_json` writes."""
-    if written is None or type(written) in (bool, int, float, str):
+    if type(written) in LEAVES:
         return written
     if depth > DEEPEST:
         raise ValueError("a value is nested too deeply")
     if type(written) is list:
-        return [from_json(item, depth + 1) for item in written]
+        return [item if type(item) in LEAVES else from_json(item, depth + 1) for item in written]
     ((tag, parts),) = written.items()
     if type(parts) is not list:
         raise ValueError("a value without parts")
-    return READERS[tag]([from_json(part, depth + 1) for part in parts])
+    return READERS[tag](from_json(parts, depth))
+
+
+def _parts_to_json(parts: Iterable[Any], depth: int) -> list[Any]:
+    return [part if type(part) in SAME else to_json(part, depth + 1) for part in parts]
 
 
 def _integer(value: int) -> Any:
@@ -119,7 +124,14 @@ def _read_integer(parts: list[Any]) -> int:
 
 def _late(module: str, *names: str) -> Callable[[list[Any]], Any]:
     """A reader of a module that is imported when the first of its values comes."""
-    return lambda parts: reduce(getattr, names, import_module(module))(*parts)
+
+    def read(parts: list[Any]) -> Any:
+        make: Any = import_module(module)
+        for name in names:
+            make = getattr(make, name)
+        return make(*parts)
+
+    return read
 
 
 ATOMS: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: _integer, float: _float}

@@ -107,7 +107,7 @@ def test_no_tests_are_an_error(tests: object) -> None:
 
 BROKEN = {
     "assert f(1) ==": "SyntaxError: invalid syntax",
-    "import io\nf(io.StringIO())": "f is given an object of class StringIO, and only values can be given to the code",
+    "import io\nf(io.StringIO())": "f(…) is given an object of class StringIO, and only values can be given",
     "f(getattr)": "getattr is no value",
     "f(exec)": "exec is no value",
     "f([1, lambda: 1])": "a function is no value",
@@ -259,7 +259,7 @@ NO_VALUES = {
     "its own arguments deepen": (
         "def f():\n    x = []\n    for _ in range(95): x = [x]\n    return x\ndef g(x): pass",
         "g([[[[[[[[[f()]]]]]]]]])",
-        "g is given a value that is nested",
+        "g(…) is given a value that is nested",
     ),
 }
 
