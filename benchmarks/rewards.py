@@ -37,8 +37,8 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.loading import load
+from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.sample import Sample, sample_of
-from stepwell.rewards.sandbox.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Step, logprobs_array
 from tests.rig.waiting import wait_until

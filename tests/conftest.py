@@ -40,7 +40,7 @@ LONGEST = (
     "integration/pool/test_placement",
     "integration/exports/test_round_trip",
     "unit/pool/rules/test_pool_properties",
-    "unit/rewards/sandbox/test_runner",
+    "unit/rewards/runner/test_runner",
 )
 """The files that take longest, in the order in which they begin."""
 

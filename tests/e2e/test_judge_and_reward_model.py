@@ -12,9 +12,9 @@ import pytest
 from stepwell.errors import RewardFailed
 from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.loading import load
+from stepwell.rewards.runner.messages import Job
+from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.rewards.sample import Sample
-from stepwell.rewards.sandbox.messages import Job
-from stepwell.rewards.sandbox.runner import RewardRunner
 from tests.rig.tiny_model import make_tiny_classifier
 from tests.rig.vllm_server import VllmServer, start_vllm, vllm_python
 from tests.unit.rewards.texts import answered, step, trajectory

@@ -1,9 +1,9 @@
 """Forgeries of the verdict: wrong code whose test an honest judge finds failing, and code that evades a score.
 
-Each is written with the harness in view: what it lets the code name, change or decide in the test's process.
+Each is written with the judge in view: what it lets the code name, change or decide in the test's process.
 """
 
-from tests.security.hostile_candidates import CHANNEL, Hostile
+from tests.security.hostile_candidates import CHANNEL, Hostile, in_values
 
 REBOUND = {
     "rebinds an imported module": Hostile(
@@ -51,32 +51,29 @@ REBOUND = {
         "__name__ = 'imported'\ndef f(x): return 7", "if __name__ != 'imported':\n    assert f(1) == 31337"
     ),
 }
-PATCHED = (
-    "import sys\nharness = 'stepwell.rewards.harness.'\nPeer = sys.modules[harness + 'peer'].Peer\n"
-    "program = sys.modules[harness + 'candidate_main']\nown_write, own_plain = Peer.write, program.plain_or_none\n"
-)
+PATCHED = "import sys\nprogram = sys.modules['stepwell.rewards.candidate.candidate_main']\nown_json = program.to_json\n"
 LEAVE = (
     "import os\\nfor n in range(3, 64):\\n    try: os.write(n, b'{\\\"passed\\\": true}')\\n    except OSError: pass\\n"
     "os._exit(0)"
 )
 NAMES = {
     f"sends {name} as an exception class": Hostile(
-        PATCHED + "def f(x): raise SystemExit\n"
-        "def write(self, value):\n    if value is f:\n        self._number_of(value)\n"
-        f"        return ['mine', 900_001, {{'exception': {name!r}, 'classes': {classes}}}]\n"
-        f"    return own_write(self, value)\nPeer.write = write\ndef g(): return {argument}",
+        PATCHED + f"program.described = lambda failure: [{name!r}, [{argument}]]\n"
+        f"def f(*x): raise SystemExit\ndef g(): return {argument}",
         test,
     )
-    for name, classes, argument, test in (
-        ("exec", "[]", f'"{LEAVE}"', "assert f(g()) == 31337"),
-        ("eval", "[]", "'31337'", "assert f(g()) == 31337"),
-        ("object", "[[7, 'E']]", "1", "try:\n    f()\nexcept ValueError:\n    pass"),
-        ("__import__", "[]", "'os'", "f(g()).remove\nassert False"),
-        ("print", "[]", "1", "assert f(g()) is not None"),
-        ("AssertionError", "[]", "1", "try:\n    assert g() == 31337\nexcept f:\n    pass"),
-        ("BaseException", "[]", "1", "try:\n    assert g() == 31337\nexcept f:\n    pass"),
+    for name, argument, test in (
+        ("exec", f'"{LEAVE}"', "assert f(g()) == 31337"),
+        ("eval", "'31337'", "assert f(g()) == 31337"),
+        ("object", "1", "try:\n    f()\nexcept ValueError:\n    pass"),
+        ("__import__", "'os'", "f(g()).remove\nassert False"),
+        ("print", "1", "assert f(g()) is not None"),
+        ("AssertionError", "1", "try:\n    assert f(g()) == 31337\nexcept ValueError:\n    pass"),
+        ("BaseException", "1", "try:\n    assert f(g()) == 31337\nexcept ValueError:\n    pass"),
+        ("GeneratorExit", "1", "assert list(f(n) for n in range(3)) == [31, 37, 31]"),
     )
-} | {
+}
+BY_NAME = {
     "its error is every exception": Hostile(
         "Negative = Exception\ndef f(x): return 7",
         "try:\n    f(-1)\n    assert False, 'it must raise'\nexcept Negative:\n    pass",
@@ -92,9 +89,8 @@ NAMES = {
 }
 CLEARS = (
     PATCHED + "class N(int): pass\nheld = []\n"
-    "def plain(value):\n    found = own_plain(value)\n"
-    "    if type(value) is N:\n        for each in held: each.clear()\n"
-    "    return found\nprogram.plain_or_none = plain\n"
+    "def to_json(value, depth=0):\n    found = own_json(value, depth)\n    for each in held: each.clear()\n"
+    "    return found\nprogram.to_json = to_json\n"
 )
 OBJECT = (
     "class E:\n    def __sub__(self, o): return self\n"
@@ -119,17 +115,6 @@ OPERATORS = {
         "        return self.asked % 3 > 0\ndef f(x): return C()",
         "for _ in range(40):\n    try:\n        assert 31337 in f(1)\n        break\n    except AssertionError: pass\n"
         "else: raise AssertionError",
-    ),
-    "suppresses an assertion": Hostile(MANAGER, "with f(1) as m:\n    assert m is None"),
-    "suppresses the failure of a calculation": Hostile(
-        OBJECT + MANAGER + "M.__enter__ = lambda self: E()\n", "with f(1) as m:\n    assert abs(m - 31337.0) < 1e-6"
-    ),
-    "suppresses a missing key": Hostile(
-        MANAGER + "M.__enter__ = lambda self: {}\n", "with f(1) as m:\n    assert m['total'] == 31337"
-    ),
-    "suppresses its own exception": Hostile(
-        MANAGER + "def total(self): raise ValueError\nM.total = total\n",
-        "with f(1) as m:\n    assert m.total() == 31337",
     ),
     "suppresses in a stack of managers": Hostile(
         MANAGER,
@@ -163,45 +148,34 @@ OPERATORS = {
         "got = f(1)\nassert len(got) == 2\nassert all(a == b for a, b in zip(got, [2, 31337]))",
     ),
 }
-ASK = CHANNEL + (
-    "def listen():\n    n = struct.unpack('<I', channel.recv(4, socket.MSG_WAITALL))[0]\n"
-    "    return json.loads(channel.recv(n, socket.MSG_WAITALL))\n"
-    "def parts(m): return m['value'][1]\n"
-)
-SWAP = (
-    ASK + "def f(node):\n"
-    "    send(message('ask', 'setattr', ['mine', 900_001, {}]))\n"
-    "    first = True\n"
-    "    while True:\n"
-    "        kind, asked, value = parts(listen())[:3]\n"
-    "        if kind != 'ask': break\n"
-    "        if asked == 'getitem':\n"
-    "            part = value[1][1]\n"
-    "            send(message('answer', '', ['yours', 0] if part == 0 else 'label'))\n"
-    "        elif asked == 'iter': send(message('answer', '', ['mine', 900_002, {}]))\n"
-    "        elif asked == 'len': send(message('answer', '', 3))\n"
-    "        elif asked == 'next':\n"
-    "            turn = globals()['turn'] = globals().get('turn', -1) + 1\n"
-    "            if turn < 3: send(message('answer', '', (['yours', 0], 'total', 31337)[turn]))\n"
-    "            else: send(message('raise', '', ['tuple', ['StopIteration', ['tuple', []], ['tuple', []]]]))\n"
-    "        else: break\n"
-    "    return 7\n"
-)
-MESSAGES = {
-    "asks with arguments that change after they are checked": Hostile(
-        SWAP,
-        "class Node:\n    label = ''\n    def total(self): return 0\nn = Node()\nf(n)\nassert n.total == 31337",
+MANAGERS = {
+    "suppresses an assertion": Hostile(MANAGER, "with f(1) as m:\n    assert m is None"),
+    "suppresses the failure of a calculation": Hostile(
+        OBJECT + MANAGER + "M.__enter__ = lambda self: E()\n", "with f(1) as m:\n    assert abs(m - 31337.0) < 1e-6"
     ),
+    "suppresses a missing key": Hostile(
+        MANAGER + "M.__enter__ = lambda self: {}\n", "with f(1) as m:\n    assert m['total'] == 31337"
+    ),
+    "suppresses its own exception": Hostile(
+        MANAGER + "def total(self): raise ValueError\nM.total = total\n",
+        "with f(1) as m:\n    assert m.total() == 31337",
+    ),
+}
+ASKS = CHANNEL + (
+    "def f(node):\n    send(['setattr', [node, 'total', 31337]])\n"
+    "    send(['call', ['setattr', [node, 'total', 31337], {'dict': [[], []]}]])\n    return 7\n"
+)
+NODE = "class Node:\n    label = ''\n    def total(self): return 0\nn = Node()\nf(n)\nassert n.total == 31337"
+ON_LIVE_OBJECTS: dict[str, Hostile] = {**BY_NAME, **MANAGERS, "asks about an object": Hostile(ASKS, NODE)}
+"""Their tests are refused, because they use objects or classes of the code, or give it theirs."""
+MESSAGES = {
+    "asks in the place of an answer": Hostile(ASKS, "assert f(7) == 31337"),
     "answers a question that was not asked": Hostile(
-        CHANNEL + "def f(x):\n    for _ in range(9): send(message('answer', '', True))\n    return 7",
-        "assert f(1) == 31337",
+        CHANNEL + "def f(x):\n    for _ in range(9): reply('value', True)\n    return 7", "assert f(1) == 31337"
     ),
     "names are not texts": Hostile(
-        PATCHED + "own = program.CandidateObjects.perform\nclass T(str): pass\n"
-        "def perform(self, operation, arguments):\n"
-        "    if operation == 'names': return ((T('abs'), f), ('all', f), ('f', f))\n"
-        "    return own(self, operation, arguments)\n"
-        "program.CandidateObjects.perform = perform\ndef f(*a): return True",
+        PATCHED + "program.Candidate._names = lambda self, *names: {'abs': [True], 'all': [True], 'f': [True], 7: 7}\n"
+        "def f(*a): return True",
         "assert all(abs(f(n) - 31337) < 1 for n in (1, 2))",
     ),
 }
@@ -219,10 +193,17 @@ EVASIONS = {
         "assert g(f('hello')) == 'hello'",
     ),
     "a record of NumPy goes back by hand": Hostile(
-        CHANNEL + "def g(x): return x\ndef f(x): send(message('answer', '', ['array', 'i4,i4', [1], 'AAAAAAAAAAA=']))",
+        CHANNEL + "def g(x): return x\ndef f(x): reply('value', {'ndarray': ['i4,i4', [1], [1]]})",
         "assert g(f('hello')) == 'hello'",
     ),
     "its exception class goes back": Hostile("class E(ValueError): pass\ndef g(x): return 7", "assert g(E) == 31337"),
+    "a function in the place of a value goes back": Hostile(
+        "def LIMIT(): pass\ndef g(x): return 7", "assert g(LIMIT) == 31337"
+    ),
+    "a function in a list goes back": Hostile("def LIMIT(): pass\ndef g(x): return 7", "assert g([LIMIT]) == 31337"),
+    "a function of the code by its name goes back": Hostile(
+        "def LIMIT(): pass\ndef g(x): return 7", "assert g(candidate.LIMIT) == 31337"
+    ),
     "the type of its object goes back": Hostile(
         "class T(str): pass\ndef f(x): return T(x)\ndef g(kind): return 7", "assert g(type(f('x'))) == 31337"
     ),
@@ -235,4 +216,11 @@ EVASIONS = {
     ),
     "its text is too long to be sent at all": Hostile("x = '" + "\u00e9" * (6 * 2**20) + "'", "pass"),
 }
-FORGERIES: dict[str, Hostile] = {**REBOUND, **NAMES, **OPERATORS, **MESSAGES, **EVASIONS}
+FORGERIES: dict[str, Hostile] = {
+    **REBOUND,
+    **NAMES,
+    **OPERATORS,
+    **MESSAGES,
+    **EVASIONS,
+    **{name: in_values(hostile) for name, hostile in ON_LIVE_OBJECTS.items()},
+}

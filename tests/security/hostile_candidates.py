@@ -4,6 +4,7 @@ An attack on the machine is a function `attack` that returns True if it worked; 
 verdict must pass a test that asks for a number which the code cannot know.
 """
 
+import ast
 from dataclasses import dataclass
 
 ATTACKED = "assert attack() is True"
@@ -34,12 +35,23 @@ def dying(code: str, test: str = "try:\n    f(1)\nexcept BaseException:\n    pas
     return Hostile(code, test)
 
 
+def in_values(hostile: Hostile) -> Hostile:
+    """The same code, whose first function or class is called beside it with functions."""
+    body = ast.parse(hostile.code).body
+    target = next((node for node in body if isinstance(node, ast.FunctionDef)), None)
+    if target is None:
+        call = next(f"{node.name}()" for node in body if isinstance(node, ast.ClassDef))
+    else:
+        call = f"{target.name}(*[lambda g=None, *a: g(*a) if callable(g) else 7] * {len(target.args.args)})"
+    return Hostile(hostile.code, f"assert in_candidate({call!r}) == {EXPECTED}")
+
+
 WRAP = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
 
 ESCAPES = {
     "writes to the root folder": tried("open('/owned', 'w').write('x')"),
     "writes to the packages": tried("import json\nopen(json.__file__, 'a').write('#')"),
-    "writes to the harness": tried("open('/harness/wire.py', 'a').write('#')"),
+    "writes to its own programs": tried("open('/candidate/values.py', 'a').write('#')"),
     "makes a user namespace": tried(WRAP + "worked = libc.unshare(0x10000000)", "worked == 0"),
     "makes a mount namespace": tried(WRAP + "worked = libc.unshare(0x00020000)", "worked == 0"),
     "clones into a namespace": tried(
@@ -59,6 +71,20 @@ ESCAPES = {
     "loads BPF": tried(WRAP + "worked = libc.syscall(321, 0, 0, 0)", "worked >= 0 or ctypes.get_errno() != 1"),
     "uses io_uring": tried(WRAP + "worked = libc.syscall(425, 1, 0)", "worked >= 0 or ctypes.get_errno() != 1"),
     "opens by handle": tried(WRAP + "worked = libc.syscall(304, 0, 0, 0)", "worked >= 0 or ctypes.get_errno() != 1"),
+    **{
+        f"uses {name}": tried(
+            WRAP + f"worked = libc.syscall({number}, 0, 0, 0, 0, 0)", "worked >= 0 or ctypes.get_errno() != 1"
+        )
+        for name, number in {
+            "fsconfig": 431,
+            "fspick": 433,
+            "quotactl_fd": 443,
+            "statmount": 457,
+            "listmount": 458,
+            "open_tree_attr": 467,
+            "modify_ldt": 154,
+        }.items()
+    },
     "uses the key ring": tried(WRAP + "worked = libc.syscall(250, 0, -3, 0)", "worked >= 0"),
     "makes a device": tried("os.mknod('/tmp/disk', 0o60600, os.makedev(254, 0))\nopen('/tmp/disk', 'rb').read(1)"),
     "changes kernel settings": tried("open('/proc/sys/kernel/hostname', 'w').write('x')"),
@@ -210,7 +236,8 @@ FORGED = {
         "all = any\ndef f(x): return x", "assert all(f(n) == n * n for n in range(4))"
     ),
     "patches modules": forged(
-        "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 7", "assert math.isclose(f(1), 31337.0)"
+        "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 7",
+        "import math\nassert math.isclose(f(1), 31337.0)",
     ),
     "hooks imports": forged(
         "import sys\nclass H:\n    def find_spec(self, *a): raise ImportError\nsys.meta_path.insert(0, H())\ndef f(x): return 7"
@@ -223,6 +250,14 @@ FORGED = {
         "import builtins\nbuiltins.AssertionError = type('A', (BaseException,), {})\ndef f(x): return 7"
     ),
     "raises what the test catches": forged("def f(x): raise SystemExit(0)"),
+    "reads the frame of a generator": Hostile(
+        "def f(g):\n    return g.gi_frame.f_globals['secret']", "secret = 31337\nassert f(x for x in (1,)) == secret"
+    ),
+}
+ON_LIVE_OBJECTS = {
+    "patches a module that the test does not import": Hostile(
+        "import math\nmath.isclose = lambda *a, **k: True\ndef f(x): return 7", "assert math.isclose(f(1), 31337.0)"
+    ),
     "gives a function of the test's process away": Hostile(
         "def f(apply):\n    return apply(exec, 'import os; os._exit(0)')",
         "def apply(g, x): return g(x)\nassert f(apply) == 31337",
@@ -238,15 +273,20 @@ FORGED = {
         "def f(n):\n    n.check = lambda: True\n    return n",
         "class Node:\n    def check(self): return False\nn = Node()\nf(n)\nassert n.check()",
     ),
-    "reads the frame of a generator": Hostile(
-        "def f(g):\n    return g.gi_frame.f_globals['secret']", "secret = 31337\nassert f(x for x in (1,)) == secret"
-    ),
     "asks for an operator of the test's process": Hostile(
         "import operator\ndef f(apply, n): return apply(operator.attrgetter('__init__.__globals__'), n)['secret']",
         "secret = 31337\nclass Node:\n    def __init__(self): pass\ndef apply(g, x): return g(x)\nassert f(apply, Node()) == secret",
     ),
 }
-CHANNEL = "import gc, socket, json, struct\nchannel = next(o for o in gc.get_objects() if isinstance(o, socket.socket))\ndef send(m):\n    d = m if isinstance(m, bytes) else json.dumps(m).encode()\n    channel.sendall(struct.pack('<I', len(d)) + d)\ndef message(*parts): return {'value': ['tuple', [*parts, '']], 'shared': {}, 'dropped': []}\n"
+"""Their tests give the code an object of theirs, or use one of it, and are refused; `in_values` asks the same code for a value."""
+CHANNEL = """
+import gc, socket, json
+channel = next(o for o in gc.get_objects() if isinstance(o, socket.socket))
+def send(m):
+    channel.sendall((m if isinstance(m, bytes) else json.dumps(m).encode()) + b'\\n')
+def reply(outcome, content, changed=None, printed=''):
+    send([outcome, content, changed, printed])
+"""
 ENDINGS = {
     "exits with 0": dying("import os\ndef f(x): os._exit(0)"),
     "exits at once": Hostile("import os\nos._exit(0)", "pass"),
@@ -254,37 +294,76 @@ ENDINGS = {
     "registers exit functions": forged("import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit(0)"),
     "crashes": dying("import ctypes\ndef f(x): ctypes.string_at(0)"),
     "closes the channel": dying("import os\ndef f(x): os.closerange(3, 65536)"),
-    "cuts a message": dying(
-        CHANNEL + "import os\ndef f(x):\n    channel.sendall(struct.pack('<I', 1000) + b'{')\n    os._exit(0)"
-    ),
+    "cuts a message": dying(CHANNEL + "import os\ndef f(x):\n    channel.sendall(b'[')\n    os._exit(0)"),
     "sends rubbish": dying(CHANNEL + "def f(x): send(b'rubbish')"),
-    "sends an enormous length": dying(CHANNEL + "def f(x): channel.sendall(b'\\xff' * 8)"),
+    "sends bytes that are no text": dying(CHANNEL + "def f(x): send(b'\\xff' * 8)"),
+    "sends a message without an end": dying(CHANNEL + "def f(x):\n    while True: channel.sendall(b'[' * 2**20)"),
     "sends a verdict": dying(CHANNEL + "def f(x): send({'passed': True})"),
-    "asks for exec": Hostile(
-        CHANNEL
-        + "def f(x):\n    send(message('ask', 'call', ['tuple', [['known', 'builtins', 'exec'], ['tuple', ['import os; os._exit(0)']], ['tuple', []]]]))\n    return 7",
-        UNKNOWN,
+    "asks for exec": dying(
+        CHANNEL + "def f(x): send(['call', ['exec', ['import os; os._exit(0)'], {'dict': [[], []]}]])"
     ),
-    "asks for a function that was not given": Hostile(
-        CHANNEL
-        + "def f(x):\n    send(message('ask', 'call', ['tuple', [['known', 'builtins', 'print'], ['tuple', []], ['tuple', []]]]))\n    return 7",
-        UNKNOWN,
+    "answers with an operation": dying(CHANNEL + "def f(x): reply('call', ['print', [], {'dict': [[], []]}])"),
+    "answers of no kind": dying(CHANNEL + "def f(x): reply([], 7)"),
+    "refers to objects that do not exist": dying(CHANNEL + "def f(x): reply('value', {'yours': [10**6]})"),
+    "refers to an attribute": dying(CHANNEL + "def f(x): reply('value', {'__class__': [[]]})"),
+    "imports a module into the test": dying(CHANNEL + "def f(x): reply('value', {'module': ['os']})"),
+    "sends two tags": dying(CHANNEL + "def f(x): reply('value', {'tuple': [], 'set': []})"),
+    "sends no tag": dying(CHANNEL + "def f(x): reply('value', {})"),
+    "sends a tag without parts": dying(CHANNEL + "def f(x): reply('value', {'tuple': 'abc'})"),
+    "sends an array of objects": dying(CHANNEL + "def f(x): reply('value', {'ndarray': ['|O8', [1], [1]]})"),
+    "sends an array of records": dying(CHANNEL + "def f(x): reply('value', {'ndarray': ['i4,i4', [1], [1]]})"),
+    "sends an array of another shape": dying(CHANNEL + "def f(x): reply('value', {'ndarray': ['<i8', [7], [1]]})"),
+    "sends a set of lists": dying(CHANNEL + "def f(x): reply('value', {'set': [[]]})"),
+    "sends a dict of unequal halves": dying(CHANNEL + "def f(x): reply('value', {'dict': [[1, 2], [3]]})"),
+    "sends a number that is no number": dying(CHANNEL + "def f(x): reply('value', {'float': ['1e5']})"),
+    "sends a long number": dying(CHANNEL + "def f(x): send(b'[\"value\", ' + b'1' * 10**6 + b', null, \"\"]')"),
+    "sends a long hexadecimal number": dying(CHANNEL + "def f(x): reply('value', {'int': ['0x' + 'f' * 10**6]})"),
+    "sends a fraction by zero": dying(CHANNEL + "def f(x): reply('value', {'Fraction': [1, 0]})"),
+    "sends a huge fraction": forged(CHANNEL + "def f(x): reply('value', {'Fraction': ['1e999999999']})"),
+    "sends deep lists": dying(CHANNEL + "def f(x): send(b'[' * 10**6)"),
+    "sends deep values": dying(
+        CHANNEL + "def f(x): send(b'[\"value\", ' + b'[' * 300 + b']' * 300 + b', null, \"\"]')"
     ),
-    "refers to objects that do not exist": dying(CHANNEL + "def f(x): send(message('answer', '', ['yours', 10**6]))"),
-    "imports a module into the test": dying(CHANNEL + "def f(x): send(message('answer', '', ['module', 'os']))"),
-    "sends an array of objects": dying(
-        CHANNEL + "def f(x): send(message('answer', '', ['array', '|O', [1], 'AAAAAAAAAAA=']))"
+    "sends many lists": dying(CHANNEL + "def f(x): send(b'[\"value\", [' + b'[],' * 4 * 10**6 + b'[]], null, \"\"]')"),
+    "sends colliding keys": forged(
+        CHANNEL + "def f(x): reply('value', {'set': [{'int': [hex(n * (2**61 - 1))]} for n in range(2 * 10**5)]})"
     ),
-    "sends news of a wrong kind": dying(
-        CHANNEL + "def f(x): send({'value': ['tuple', ['answer', '', 1, 7]], 'shared': {}, 'dropped': []})"
+    "sends names of its own": forged(
+        "import sys\nprogram = sys.modules['stepwell.rewards.candidate.candidate_main']\n"
+        "program.Candidate._names = lambda self, *names: {'abs': [True], 'f': [True], '__builtins__': [False, {}]}\n"
+        "abs = lambda x: 0\ndef f(x): return 7",
+        CLOSE,
     ),
-    "raises an exception of the judge": dying(
-        CHANNEL + "def f(x): send(message('raise', '', ['tuple', ['exec', ['tuple', []], ['tuple', []]]]))"
+    "sends names of no kind": forged(
+        "import sys\nprogram = sys.modules['stepwell.rewards.candidate.candidate_main']\n"
+        "program.Candidate._names = lambda self, *names: {'f': []}\ndef f(x): return 7",
+        "try:\n    f(1)\nexcept BaseException:\n    pass",
     ),
+    "sends news of a wrong kind": dying(CHANNEL + "def f(x): reply('value', 1, None, 7)"),
+    "changes arguments that were not given": dying(
+        CHANNEL + "def f(x): reply('value', 1, ['f', [1, 2], {'dict': [[], []]}])"
+    ),
+    "changes a list into a number": Hostile(
+        CHANNEL + "def f(x): reply('value', 1, ['f', [7], {'dict': [[], []]}])",
+        "x = [1]\ntry:\n    f(x)\nexcept BaseException:\n    pass",
+    ),
+    "raises an exception of the judge": dying(CHANNEL + "def f(x): reply('raise', ['exec', []])"),
+    "raises what is no exception": dying(CHANNEL + "def f(x): reply('raise', ['object', []])"),
+    "raises without arguments": dying(CHANNEL + "def f(x): reply('raise', ['ValueError'])"),
+    "says what it gives in a number": dying(CHANNEL + "def f(x): reply('object', 7)"),
     "syntax that breaks the compiler": Hostile("(" * 100_000, "pass"),
     "null bytes": Hostile("x = 1\0", "pass"),
     "wraps stdout": forged(
         "import sys\nclass Out:\n    def write(self, t): raise SystemExit(0)\n    def getvalue(self): return 7\nsys.stdout = Out()\ndef f(x): print('x'); return 7"
     ),
 }
-CORPUS: dict[str, Hostile] = {**ESCAPES, **READING, **NETWORK, **EXHAUSTION, **SURVIVORS, **FORGED, **ENDINGS}
+CORPUS: dict[str, Hostile] = {
+    **ESCAPES,
+    **READING,
+    **NETWORK,
+    **EXHAUSTION,
+    **SURVIVORS,
+    **FORGED,
+    **{name: in_values(hostile) for name, hostile in ON_LIVE_OBJECTS.items()},
+    **ENDINGS,
+}

@@ -22,7 +22,7 @@ from stepwell.rewards.confinement.cgroups import CgroupParent, find_parent
 from stepwell.rewards.confinement.sandbox import Sandbox, SandboxLevel, open_sandbox
 from stepwell.rewards.confinement.seccomp import ARCHITECTURES, filter_program
 from stepwell.rewards.loading import load
-from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.runner.messages import Job
 from tests.rig.waiting import wait_until
 
 ADD = "def add(a, b): return a + b"

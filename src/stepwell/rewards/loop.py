@@ -16,8 +16,8 @@ from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import StepwellError
 from stepwell.pool.api.ports import RewardSource
 from stepwell.pool.api.scoring import Judgement
+from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.rewards.sample import sample_of
-from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.rewards")

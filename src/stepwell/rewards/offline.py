@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Attempt, JudgementOutcome, Score
 from stepwell.rewards.attempt import shortened
+from stepwell.rewards.runner.messages import Job
+from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.rewards.sample import sample_of
-from stepwell.rewards.sandbox.messages import Job
-from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.parquet import ParquetReader, ParquetWriter, StoredTrajectory
 from stepwell.steps.returns import return_of

@@ -18,9 +18,9 @@ from stepwell.errors import Conflict, RewardFailed, StepwellError
 from stepwell.pool.api.ports import RewardSource
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.rewards.loop import RewardLoop
+from stepwell.rewards.runner.messages import Job
+from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.rewards.sample import sample_of_request
-from stepwell.rewards.sandbox.messages import Job
-from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.rewards.worker_placement import WorkerPlacement, place_workers
 from stepwell.steps.step import Json
 

@@ -9,7 +9,7 @@ from stepwell.config.rewards import FunctionSection, RescoreSettings, RewardSett
 from stepwell.pool.client import PoolClient
 from stepwell.rewards.confinement.sandbox import SandboxLevel
 from stepwell.rewards.offline import rescore, try_function
-from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.runner.messages import Job
 from stepwell.steps.parquet import ParquetReader
 from stepwell.wiring.pool_access import join_pool
 from stepwell.wiring.stdout import say

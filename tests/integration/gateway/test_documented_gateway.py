@@ -13,7 +13,7 @@ import pytest
 
 from stepwell.common.listening import ServedHosts
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from tests.integration.gateway.conftest import StartGateway
 from tests.rig.fake_engine import FakeEngine

@@ -1,5 +1,6 @@
 """The examples in docs/rewards.md, run as they stand there. Only the data, the model and the ports are the tests'."""
 
+import ast
 import asyncio
 import inspect
 import json
@@ -10,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -28,6 +30,7 @@ from tests.rig.local_pool import LocalPool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.threads import in_thread
 from tests.rig.vocabulary import encode
+from tests.unit.rewards.texts import answered
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 
@@ -129,6 +132,28 @@ def test_the_judge_and_the_reward_model_can_be_made_with_the_options_shown() -> 
     assert load("next_state", next_judge).is_async
     assert load("judge", judge).is_async
     assert load("reward_model", reward_model).is_async
+
+
+SOLUTION = """
+def top(xs, n): return sorted(xs, reverse=True)[:n]
+def sort_in_place(xs): xs.sort()
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, x): self.items.append(x)
+    def pop(self): return self.items.pop()
+def apply(f, xs): return [f(x) for x in xs]
+class Node:
+    def __init__(self, value, left=None, right=None): self.left, self.right = left, right
+def height(n): return 0 if n is None else 1 + max(height(n.left), height(n.right))
+async def fetch(n): return n + 1
+"""
+
+
+def test_tests_of_generated_code_are_written_as_shown() -> None:
+    tests = [*ast.literal_eval(example("python", "sort_in_place"))["tests"], example("python", "in_candidate(")]
+    function: Any = load("python_tests", {"seconds": 60.0})
+    given = function.call(answered(f"```python\n{SOLUTION}\n```", tests=tests))
+    assert (given.value, given.notes) == (1.0, "")
 
 
 def test_every_built_in_is_listed_with_all_its_options() -> None:

@@ -17,7 +17,7 @@ from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.rewards.client import RewardClient
-from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Json, Step
 from tests.builders import make_group

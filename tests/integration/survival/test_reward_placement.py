@@ -9,7 +9,7 @@ import ray
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
-from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.rewards.worker_placement import place_workers
 from tests.rig.actors import node_of

@@ -1,8 +1,8 @@
 from pathlib import Path
 from typing import Any
 
+from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.sample import Sample, sample_of
-from stepwell.rewards.sandbox.messages import Job
 from tests.builders import make_step
 
 GRADERS = str(Path(__file__).with_name("graders.py"))

@@ -5,7 +5,7 @@ from typing import Any
 
 from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.loop import MOST_HELD, HoldingPace, RewardLoop
-from stepwell.rewards.sandbox.runner import RewardRunner
+from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.rig.waiting import until

@@ -10,7 +10,7 @@ from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.client.batch import Batch, batch_from_arrow, make_batch
 from stepwell.rewards.offline import rescore, step_rewards, try_function
-from stepwell.rewards.sandbox.messages import Job
+from stepwell.rewards.runner.messages import Job
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
 from stepwell.steps.step import OF_TRAJECTORY, Step

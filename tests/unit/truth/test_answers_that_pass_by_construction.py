@@ -67,20 +67,23 @@ class Evens:
     def __iter__(self): return iter((0, 2, 4))
 class Stack(list): pass
 def same(x): return x
+def half(): return Fraction(1, 2)
 nothing = None
 """
 HONEST_TESTS = [
-    "assert Point(1, 2) == (1, 2)",
-    "assert Colour.RED == Colour(1) and Colour.RED != 1",
-    "assert Level.LOW == 1 and Level.LOW < 2",
-    "assert Vector(1) == Vector(1) and Vector(1) != Vector(2) and Vector(1) < Vector(2)",
-    "assert [Vector(1)] == [Vector(1)] and {Vector(1)} == {Vector(1)} and Vector(2) in [Vector(1), Vector(2)]",
-    "assert 4 in Evens() and 3 not in Evens()",
+    "assert in_candidate('Point(1, 2)') == (1, 2)",
+    "assert in_candidate('[Colour.RED == Colour(1), Colour.RED != 1]') == [True, True]",
+    "assert in_candidate('Level.LOW') == 1 and in_candidate('Level.LOW') < 2",
+    "assert in_candidate('[Vector(1) == Vector(1), Vector(1) != Vector(2), Vector(1) < Vector(2)]') == [True] * 3",
+    "assert in_candidate('[[Vector(1)] == [Vector(1)], Vector(2) in [Vector(1), Vector(2)]]') == [True] * 2",
+    "assert in_candidate('list(Evens())') == [0, 2, 4]",
     "assert Stack([1, [2]]) == [1, [2]]",
-    "assert Counter('aab') == {'a': 2, 'b': 1} and deque([1, 2]) == deque([1, 2]) and Fraction(1, 2) == 0.5",
-    "assert {'a': 1}.keys() == {'a'} and 3 in range(5) and 1 < same(2) <= 2",
+    "from collections import Counter\nassert same(Counter('aab')) == {'a': 2, 'b': 1}",
+    "from collections import deque\nassert same(deque([1, 2])) == deque([1, 2])",
+    "assert half() == 0.5 and 3 in same(range(5))",
+    "assert same({'a': 1}.keys()) == {'a'} and 1 < same(2) <= 2",
     "assert nothing is None and same(nothing) == None",
-    "x = [1]\nassert same(x) is x",
+    "x = [1]\nassert same(x) == x",
 ]
 
 

@@ -22,7 +22,7 @@ SERVING = ("aiohttp", "fastapi", "starlette", "uvicorn")
 POOL_INSIDE = ("pool.shard.actor", "pool.shard.journal", "pool.state")
 
 ABSENT = {
-    "gateway_server": ("dashboard", "rewards.sandbox", "rewards.confinement", *POOL_INSIDE),
+    "gateway_server": ("dashboard", "rewards.runner", "rewards.confinement", *POOL_INSIDE),
     "gateway": ("atropos", "dashboard", "engines", "gateway", "rewards", *POOL_INSIDE),
     "pool": ("atropos", "dashboard", "engines", "gateway", "rewards"),
     "atropos": ("dashboard", "engines", "gateway", "rewards", *POOL_INSIDE),

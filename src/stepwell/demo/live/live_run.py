@@ -206,7 +206,7 @@ def start_pool() -> "DataPool":
 def start_next_state(tokenizer: Path) -> None:
     """A reward worker that judges each reply by what the user says next."""
     from stepwell.pool.client import PoolClient
-    from stepwell.rewards.sandbox.messages import Job
+    from stepwell.rewards.runner.messages import Job
     from stepwell.rewards.worker import RewardPlan, start_rewards
 
     job = Job(function="next_state", tokenizer_path=str(tokenizer), children=1)

@@ -1,10 +1,10 @@
 """Unit tests of generated Python: the share of the tests that pass.
 
-- The code runs in one sandbox, each test in another. The code never sees a test or what it expects; the test gets the
-  code's results as plain data, or objects that stay in the code's process (rewards/harness). The verdict is that of the
-  test's process, which runs nothing of the code.
-- Code that fails, hangs, crashes, attacks or is missing fails its tests, which gives a score. If the tests themselves
-  or the sandboxes cannot run, that is an error and no score.
+- The code runs in one sandbox, each test in another. They exchange values, as JSON (rewards/candidate): the code never
+  sees a test or what it expects, and no object of one is known to the other. The verdict is that of the test's process,
+  which runs nothing of the code.
+- Code that fails, hangs, crashes, attacks or is missing fails its tests, which gives a score. If the tests
+  themselves want more than values, or the sandboxes cannot run, that is an error and no score.
 """
 
 import json

@@ -13,15 +13,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepwell.rewards import harness
+from stepwell.rewards import candidate
 
 PROGRAM = "bwrap"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 PYTHON_PARTS = ("bin", "lib", "lib64", "pyvenv.cfg")
 """What Python needs of the folder that it, or a virtual environment, is installed in."""
-HARNESS = "/harness"
-"""Where the programs of `stepwell.rewards.harness` are inside."""
+PROGRAMS_FOLDER = "/candidate"
+"""Where the programs of `stepwell.rewards.candidate` are inside."""
 TMP_BYTES = 64 * 2**20
 SHM_BYTES = 16 * 2**20
 NOBODY = 65534
@@ -73,7 +73,7 @@ def _folders() -> Iterator[str]:
         yield from ("--ro-bind", str(path.resolve()), str(path))
     for link in links:
         yield from ("--symlink", str(link.readlink()), str(link))
-    yield from ("--ro-bind", str(Path(harness.__file__).parent), HARNESS)
+    yield from ("--ro-bind", str(Path(candidate.__file__).parent), PROGRAMS_FOLDER)
 
 
 def _parents(paths: list[Path]) -> Iterator[str]:

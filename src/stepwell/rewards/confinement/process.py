@@ -1,4 +1,4 @@
-"""ConfinedProcess: a program of the harness in its sandbox, from its start to its end."""
+"""ConfinedProcess: one of the programs of stepwell.rewards.candidate in its sandbox, from its start to its end."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from typing import Self
 
 from stepwell.common.processes import kill_group
 from stepwell.errors import RewardFailed
-from stepwell.rewards.harness.limits import READY
+from stepwell.rewards.candidate.limits import READY
 
 START_TIMEOUT = 60.0
 """Seconds until a program must be ready; its own time limit begins only then."""

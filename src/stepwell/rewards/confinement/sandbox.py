@@ -1,4 +1,4 @@
-"""Sandbox: where a program of the harness runs, at a level that somebody chose. It is never weaker than the level says.
+"""Sandbox: where the code, its test and a probe run, at a level that somebody chose, and never at a weaker one.
 
 | level | |
 |---|---|
@@ -25,12 +25,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from stepwell.errors import NotReady, RewardFailed
-from stepwell.rewards import harness
-from stepwell.rewards.confinement.bubblewrap import HARNESS, NOBODY, bubblewrap_command, find_bubblewrap
+from stepwell.rewards import candidate
+from stepwell.rewards.candidate.probe_main import UNREADABLE
+from stepwell.rewards.confinement.bubblewrap import NOBODY, PROGRAMS_FOLDER, bubblewrap_command, find_bubblewrap
 from stepwell.rewards.confinement.cgroups import Cgroup, CgroupParent, find_parent
 from stepwell.rewards.confinement.process import ConfinedProcess
 from stepwell.rewards.confinement.seccomp import filter_program
-from stepwell.rewards.harness.probe_main import UNREADABLE
 
 MEGABYTE = 2**20
 FILE_BYTES = 16 * MEGABYTE
@@ -72,8 +72,8 @@ class Sandbox:
         return f"{DESCRIPTIONS[self.level]}; {limits}"
 
     def start(self, program: str, *, seconds: float, memory_mb: int, channel: int = 0) -> ConfinedProcess:
-        """`program` is a module of the harness; `channel` a descriptor that it inherits. The time limit is the caller's
-        to watch; `seconds` limits the time on a CPU."""
+        """`program` is a module of stepwell.rewards.candidate; `channel` a descriptor that it inherits. The time limit
+        is the caller's to watch; `seconds` limits the time on a CPU."""
         user = _own_user() if self.level is not SandboxLevel.NONE and os.geteuid() == 0 else None
         limits = {"user": user if self.bubblewrap else None, "rlimits": _rlimits(seconds, memory_mb)}
         arguments = (program, json.dumps(limits), str(channel))
@@ -82,7 +82,7 @@ class Sandbox:
         enter = cgroup.enter_command() if cgroup else ()
         if self.bubblewrap is None:
             return self._start_plainly(enter, arguments, user, inherited, cgroup)
-        python = (*_python(HARNESS), *arguments)
+        python = (*_python(PROGRAMS_FOLDER), *arguments)
         with tempfile.TemporaryFile() as seccomp:
             seccomp.write(filter_program() or b"")
             seccomp.seek(0)
@@ -104,7 +104,7 @@ class Sandbox:
         cgroup: Cgroup | None,
     ) -> ConfinedProcess:
         folder = tempfile.TemporaryDirectory(prefix="stepwell-", ignore_cleanup_errors=True)
-        programs = Path(harness.__file__).parent
+        programs = Path(candidate.__file__).parent
         if user is not None:
             programs = _give_programs(programs, Path(folder.name), user)
 
@@ -174,8 +174,8 @@ def _python(programs: str) -> tuple[str, ...]:
 
 
 def _give_programs(programs: Path, folder: Path, user: int) -> Path:
-    """A copy of the harness that the user can read: its own place may be in a home folder."""
-    copy = folder / "harness"
+    """A copy of the programs that the user can read: its own place may be in a home folder."""
+    copy = folder / "candidate"
     shutil.copytree(programs, copy, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (folder, copy, *copy.iterdir()):
         os.chown(path, user, user)

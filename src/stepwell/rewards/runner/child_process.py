@@ -20,9 +20,9 @@ import orjson
 from stepwell.common.async_calls import run_to_end
 from stepwell.common.processes import exit_text, kill_group, read_pipe
 from stepwell.errors import BadRequest, RewardFailed
-from stepwell.rewards.sandbox.messages import Job, framed, read_frame
-from stepwell.rewards.sandbox.output import LONGEST_OUTPUT, NEXT_CALL, with_output
-from stepwell.rewards.sandbox.running_call import NUMBER, RunningCallSlot
+from stepwell.rewards.runner.messages import Job, framed, read_frame
+from stepwell.rewards.runner.output import LONGEST_OUTPUT, NEXT_CALL, with_output
+from stepwell.rewards.runner.running_call import NUMBER, RunningCallSlot
 
 Channel: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -136,7 +136,7 @@ def _spawn(channel: Channel, theirs: socket.socket) -> RewardChild:
     arguments = (str(running_call.descriptor), str(os.getpid()))
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "stepwell.rewards.sandbox.child_main", *arguments],
+            [sys.executable, "-P", "-m", "stepwell.rewards.runner.child_main", *arguments],
             stdin=theirs.fileno(),
             stdout=write_end,
             stderr=write_end,

@@ -12,9 +12,9 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards.sandbox.messages import Job
-from stepwell.rewards.sandbox.output import LONGEST_OUTPUT
-from stepwell.rewards.sandbox.runner import RewardRunner
+from stepwell.rewards.runner.messages import Job
+from stepwell.rewards.runner.output import LONGEST_OUTPUT
+from stepwell.rewards.runner.runner import RewardRunner
 from tests.rig.vocabulary import encode
 from tests.rig.waiting import until, wait_until
 from tests.unit.rewards.samples import job, sample
@@ -254,7 +254,7 @@ async def test_a_function_that_is_gone_later_is_an_error_for_who_asks_and_not_a_
 PARENT = f"""
 import asyncio, sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from stepwell.rewards.sandbox.runner import RewardRunner
+from stepwell.rewards.runner.runner import RewardRunner
 from tests.unit.rewards.samples import job, sample
 
 async def main():

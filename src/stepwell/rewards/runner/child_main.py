@@ -27,10 +27,10 @@ from stepwell.pool.api.scoring import Attempt, JudgementOutcome
 from stepwell.rewards.attempt import attempt_of, failure_text, write_attempt
 from stepwell.rewards.function import RewardFunction
 from stepwell.rewards.loading import load
+from stepwell.rewards.runner.messages import Job, framed, read_frame, read_frame_from
+from stepwell.rewards.runner.output import CapturedOutput, with_output
+from stepwell.rewards.runner.running_call import NO_CALL, NUMBER, RunningCallSlot, track_call
 from stepwell.rewards.sample import Sample
-from stepwell.rewards.sandbox.messages import Job, framed, read_frame, read_frame_from
-from stepwell.rewards.sandbox.output import CapturedOutput, with_output
-from stepwell.rewards.sandbox.running_call import NO_CALL, NUMBER, RunningCallSlot, track_call
 
 AsyncCall: TypeAlias = Coroutine[object, object, object]
 

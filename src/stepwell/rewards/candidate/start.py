@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
-PACKAGES = ("stepwell", "stepwell.rewards", "stepwell.rewards.harness")
+PACKAGES = ("stepwell", "stepwell.rewards", "stepwell.rewards.candidate")
 
 
 def main() -> None:
