@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from importlib import import_module
 from importlib.metadata import version
 
 from stepwell import logs
@@ -71,10 +70,12 @@ def _lines(commands: Iterable[str]) -> list[str]:
 
 def run(command: str, arguments: Sequence[str], program: str) -> None:
     """Run one command. A failure is reported in one line."""
+    from stepwell.commands.sections import read_settings  # not before: --help needs none
+
     logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")
     keep_files_private()
     with failing(program, status=2):
-        settings = import_module("stepwell.commands.sections").read_settings(settings_of(command), arguments, program)
+        settings = read_settings(settings_of(command), arguments, program)
     with failing(program, status=1):
         try:
             function_of(command)(settings)

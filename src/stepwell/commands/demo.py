@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -45,10 +46,10 @@ def run_demo(settings: DemoSettings) -> None:
     from stepwell.demo.screen import DemoScreen
     from stepwell.demo.termination import Terminated, ending_on_sigterm
 
-    screen = DemoScreen()
+    is_live, screen = settings.task == "live", DemoScreen()
+    make: Callable[..., Demo | LiveDemo] = LiveDemo if is_live else partial(Demo, task=settings.task)
     try:
         with ending_on_sigterm():
-            make = LiveDemo if settings.task == "live" else partial(Demo, task=settings.task)
             outcome = make(
                 screen,
                 seed=settings.seed,
