@@ -5,7 +5,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -112,9 +112,8 @@ def run_create(settings: CreateKeySettings) -> None:
 
 
 def run_list(settings: ListKeysSettings) -> None:
-    keys = read_keys(_file(settings))
-    for line in _as_json(keys) if settings.as_json else key_lines(keys, time.time()):
-        say(line)
+    keys, now = read_keys(_file(settings)), time.time()
+    say(_as_json(keys) if settings.as_json else "\n".join(_line(key, now) for key in keys) or "no keys")
 
 
 def run_revoke(settings: RevokeKeySettings) -> None:
@@ -132,13 +131,6 @@ def run_verify(settings: AuditVerifySettings) -> None:
     say(f"{found.lines} lines, unbroken; the last has the hash {found.last}")
 
 
-def key_lines(keys: Sequence[IssuedKey], now: float) -> Iterator[str]:
-    for key in keys:
-        yield _line(key, now)
-    if not keys:
-        yield "no keys"
-
-
 def _line(key: IssuedKey, now: float) -> str:
     state = key.why_void(now)
     if not state:
@@ -150,10 +142,10 @@ def _day(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
 
 
-def _as_json(keys: Sequence[IssuedKey]) -> Iterator[str]:
+def _as_json(keys: Sequence[IssuedKey]) -> str:
     """Without the hashes, which nobody needs."""
     shown = [{name: value for name, value in asdict(key).items() if name != "digest"} for key in keys]
-    yield json.dumps(shown, indent=2)
+    return json.dumps(shown, indent=2)
 
 
 def _file(settings: KeysSection) -> Path:
