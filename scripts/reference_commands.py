@@ -1,20 +1,17 @@
-"""docs/reference/commands.md: every command with its flags, from the settings in config/."""
+"""docs/reference/commands.md: every command with its flags, from the settings in commands/."""
 
 import argparse
 import inspect
 import types
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-from pydantic_settings import BaseSettings
 from pydantic_settings.sources.types import _CliPositionalArg
 
-from stepwell.cli import COMMANDS
-from stepwell.config.examples import EXAMPLES
-from stepwell.config.sections import flags_of
+from stepwell.commands import COMMANDS, settings_of
+from stepwell.commands.sections import Section, flags_of
 
 HEAD = """# Commands and settings
 
@@ -48,21 +45,15 @@ def _section(command: str) -> str:
             f"Environment: `{settings.model_config['env_prefix']}` and the flag's name.",
             "\n".join(("| flag | default | |", "|---|---|---|", *rows)),
         ]
-    parts.append("\n".join(("```bash", *EXAMPLES[command], "```")))
+    parts.append("\n".join(("```bash", *settings.examples, "```")))
     return "\n\n".join(parts) + "\n"
-
-
-def settings_of(command: str) -> type[BaseSettings]:
-    module, _, name = COMMANDS[command][1].rpartition(".")
-    found: type[BaseSettings] = getattr(import_module(f"stepwell.config.{module}"), name)
-    return found
 
 
 def _is_shown(field: FieldInfo) -> bool:
     return argparse.SUPPRESS not in field.metadata
 
 
-def _values(settings: type[BaseSettings], command: str) -> dict[str, str]:
+def _values(settings: type[Section], command: str) -> dict[str, str]:
     """By flag, what --help shows for its value, if it takes any but a choice."""
     actions = flags_of(settings, command).root_parser._actions
     named = {flag: action.metavar for action in actions for flag in action.option_strings}

@@ -7,30 +7,28 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stepwell import cli
 from stepwell.access import access_keys
+from stepwell.common import bounded_http
 from stepwell.gateway.dialects import openai_request
 from stepwell.gateway.http import request_body
 from stepwell.gateway.http.quotas import CallQuota
-from stepwell.wiring import gateway_server, http_server
 
 
-class NoQuota:
-    @staticmethod
-    def read(_: object) -> CallQuota:
-        return CallQuota(in_flight=0, bytes=0)
+def no_quota(_: object) -> CallQuota:
+    return CallQuota(in_flight=0, bytes=0)
 
 
 UNBOUNDED: tuple[tuple[Any, str, Any], ...] = (
     (openai_request, "check_containers", lambda *_: None),
     (request_body, "MOST_CONTAINERS", sys.maxsize),
-    (http_server, "BoundedHttp", HttpToolsProtocol),
-    (gateway_server, "CallQuota", NoQuota),
+    (bounded_http, "BoundedHttp", HttpToolsProtocol),
+    (CallQuota, "read", no_quota),
     (access_keys, "LONGEST_MESSAGE", sys.maxsize),
 )
 
 
 def main() -> None:
-    for module, name, value in UNBOUNDED:
-        setattr(module, name, value)
+    for place, name, value in UNBOUNDED:
+        setattr(place, name, value)
     cli.run("gateway", sys.argv[1:], "python -m benchmarks.attacks_rig.unbounded_gateway")
 
 

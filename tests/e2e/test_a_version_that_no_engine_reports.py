@@ -7,8 +7,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from stepwell.commands.policy import set_version
 from stepwell.errors import Conflict
-from stepwell.up.command_policy import set_version
 from tests.integration.gateway.agent import agent_of
 from tests.rig.calls import get, post
 from tests.rig.gateways import serve_gateway

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.config.tools import DoctorSettings
+from stepwell.commands.processes import missing_lines
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import Grade
 from stepwell.doctor.report_text import plain
 from stepwell.engines.vllm_command import base_flags
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.up.engine_model import missing_lines
 from tests.e2e.test_bridge import TURNS, roll_out, rows_of
 from tests.integration.doctor.test_faults import found
 from tests.integration.engines.test_missing import LACKING
@@ -52,7 +51,7 @@ def test_up_names_what_a_real_vllm_lacks(vllm: VllmServer, name: str) -> None:
 
 async def test_the_doctor_names_all_that_is_missing_and_finds_the_rest_exact(vllm: VllmServer) -> None:
     async with EngineProxy(vllm.url, version="0.99.0", closed=(*RENDERERS, *CONTROL)) as proxy:
-        report = await examine(DoctorSettings(engine=proxy.url))
+        report = await examine(proxy.url)
         said = await asyncio.to_thread(missing_lines, [proxy.url], None, PATIENCE)
     assert [line.partition(":")[0] for line in report.missing] == ["turns do not join", "no weight sync"]
     assert tuple(said) == report.missing, "as up says it"

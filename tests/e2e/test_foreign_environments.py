@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from stepwell.agents.foreign.envs_command import make_rollouts
 from stepwell.agents.foreign.tasks_process import CHILD
 from stepwell.agents.rollout import RolloutCounts
-from stepwell.config.envs_run import EnvsRunSettings
+from stepwell.commands.envs_run import EnvsRunSettings, make_rollouts
 from tests.rig.fake_engine import FakeEngine, Reply
 from tests.rig.foreign import HARBOR_TASK, PROGRAMS, foreign_env
 from tests.rig.gateways import serve_gateway

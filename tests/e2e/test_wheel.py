@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.cli import COMMANDS
+from stepwell.commands import COMMANDS
 from tests.e2e.readme_path import follow, installation
 from tests.rig.pythons import find_python
 from tests.rig.shells import Shell, fresh_shell

@@ -18,9 +18,7 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 IGNORED = (DEPLOY / "Dockerfile.dockerignore").read_text()
 VERSION = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
 USER = "10001"
-EXTRAS = (
-    "import math_verify, opentelemetry.sdk, psycopg, pyarrow, stepwell.wiring.gateway_server, stepwell.wiring.rewards"
-)
+EXTRAS = "import math_verify, opentelemetry.sdk, psycopg, pyarrow, stepwell.gateway.app, stepwell.rewards.worker"
 SERVE = """
 set -e
 ray start --head --num-cpus=1 --include-dashboard=false --port=$RAY_PORT > /tmp/ray.log

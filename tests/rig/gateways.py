@@ -17,6 +17,7 @@ import uvicorn
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.key_file import KeyFile
+from stepwell.commands.shared import IDLE_CONNECTION_TIMEOUT
 from stepwell.common.bounded_http import BoundedHttp
 from stepwell.common.listening import served_hosts
 from stepwell.common.tokenizers import BackgroundTokenizer
@@ -28,7 +29,6 @@ from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.routes.asgi import MountedApp
 from stepwell.pool.api.ports import RewardScorer, StepSink
-from stepwell.wiring.http_server import IDLE_CONNECTION_TIMEOUT
 from tests.rig.waiting import answers, until, wait_until
 
 LOOPBACK = "127.0.0.1"

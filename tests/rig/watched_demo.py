@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from stepwell.config.tools import DemoSettings
 from stepwell.demo.agent_process import AgentProcess
 from stepwell.demo.pool import NAMESPACE
 from stepwell.demo.run import POOL, Demo
@@ -24,8 +23,9 @@ from tests.rig.waiting import answers, wait_until
 
 
 class WatchedDemo(Demo):
-    def __init__(self, settings: DemoSettings, port: int) -> None:
-        super().__init__(settings, DemoScreen())
+    def __init__(self, out: Path, updates: int, port: int) -> None:
+        python = str(vllm_python())
+        super().__init__(DemoScreen(), task="rev", seed=1, updates=updates, out=out, plot=False, vllm_python=python)
         self._port = port
 
     def _start(self, stack: ExitStack) -> tuple[AsyncTrainer, AgentProcess]:
@@ -79,8 +79,7 @@ def _words(folder: Path) -> list[str]:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
     port, folder, updates = sys.argv[1:]
-    settings = DemoSettings(seed=1, updates=int(updates), out=Path(folder), plot=False, vllm_python=str(vllm_python()))
     try:
-        WatchedDemo(settings, int(port)).run()
+        WatchedDemo(Path(folder), int(updates), int(port)).run()
     except KeyboardInterrupt:
         sys.exit(130)

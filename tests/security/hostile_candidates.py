@@ -114,7 +114,7 @@ READING = {
     "reads sockets of the machine": tried(
         "text = open('/proc/net/unix').read()", "'plasma' in text or 'raylet' in text or text.count('\\n') > 6"
     ),
-    "reads the source of the project": tried("import stepwell.wiring"),
+    "reads the source of the project": tried("import stepwell.commands"),
     "inherits descriptors": tried(
         "fds = [int(fd) for fd in os.listdir('/proc/self/fd')]\nfiles = [os.readlink(f'/proc/self/fd/{fd}') for fd in fds if os.path.exists(f'/proc/self/fd/{fd}')]",
         "[f for f in files if f.startswith('/') and not f.startswith(('/dev/', '/proc/'))]",

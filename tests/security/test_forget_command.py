@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.commands.forget import forget
 from stepwell.errors import BadRequest
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
@@ -13,7 +14,6 @@ from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.parquet import ParquetWriter
-from stepwell.up.command_forget import forget
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool
 

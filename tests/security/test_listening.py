@@ -10,9 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from stepwell.commands.atropos import AtroposSettings
+from stepwell.commands.dashboard import DashboardSettings
+from stepwell.commands.gateway import GatewaySettings
+from stepwell.commands.sections import ServerSection, read_settings
 from stepwell.common.listening import ServedHosts, is_loopback, require_safe_address
-from stepwell.config.sections import ServerSection, read_settings
-from stepwell.config.serving import AtroposSettings, DashboardSettings, GatewaySettings
 from stepwell.errors import BadRequest
 from tests.rig.gateways import GatewayProcess, free_port, gateway_process
 

@@ -15,13 +15,12 @@ import pytest
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
+from stepwell.commands.dashboard import DashboardSettings, login_of
+from stepwell.commands.sections import read_settings
 from stepwell.common.optional import install_command
-from stepwell.config.sections import read_settings
-from stepwell.config.serving import DashboardSettings
 from stepwell.dashboard.login.oidc import SESSION_SECONDS, OidcClient, OidcLogin
 from stepwell.dashboard.login.people import ListedPeople
 from stepwell.errors import BadRequest
-from stepwell.wiring.dashboard import login_of
 from tests.rig.dashboard import MadeUpPool, make_dashboard, serve_dashboard
 from tests.rig.issued_keys import CONTROL, bearer
 from tests.rig.oidc_provider import ABSENT, CLIENT_ID, CLIENT_SECRET, OidcProvider, serve_provider

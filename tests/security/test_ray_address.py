@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.commands.state_folder import StateFolder
 from stepwell.doctor import machine_checks
 from stepwell.doctor.findings import Grade
 from stepwell.errors import RayUnreachable
 from stepwell.pool.client.cluster_address import cluster_settings, ray_start_file
 from stepwell.pool.client.ray_cluster import join_ray
-from stepwell.up.state_folder import StateFolder
 
 STRANGER = 54321
 THEIRS = "10.6.6.6:6379"

@@ -12,8 +12,7 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 
-from stepwell.config.exports import ExportSettings
-from stepwell.exports.commands import run_export
+from stepwell.commands.export import ExportSettings, export_steps
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
@@ -112,7 +111,7 @@ async def talk(agent: Agent, engine: FakeEngine, *, stream: bool = False) -> lis
 
 async def export(place: Place, name: str) -> None:
     settings = ExportSettings(to=str(place.folder / name))
-    await run_export(settings, place.pool, None, lambda _: None)
+    await export_steps(settings, place.pool, None, lambda _: None)
 
 
 @pytest.mark.parametrize("stream", [False, True])

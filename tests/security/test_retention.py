@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.commands.forget import forget_kept_back, forget_overdue
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.retention import RETENTION
@@ -28,7 +29,6 @@ from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.parquet import ParquetReader, ParquetWriter
-from stepwell.up.command_forget import forget_kept_back, forget_overdue
 from tests.builders import make_step
 from tests.rig import forgetting as rig
 from tests.rig.asked import asked

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.config.rewards import TrySettings
+from stepwell.commands.rewards import TrySettings
 from stepwell.doctor import machine_checks
 from stepwell.doctor.findings import Grade
 from stepwell.errors import BadRequest, NotReady

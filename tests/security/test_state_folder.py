@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stepwell.cli import main
+from stepwell.commands.state_folder import StateFolder, this_folder
 from stepwell.errors import Forbidden
-from stepwell.up.state_folder import StateFolder, this_folder
 
 PLANTED = "a-key-that-somebody-else-knows-too"
 STRANGER = 54321

@@ -6,14 +6,13 @@ import shlex
 import subprocess
 import sys
 from functools import cache
-from importlib import import_module
 from importlib.metadata import version
 
 import pytest
 
 from stepwell import cli
-from stepwell.config.examples import EXAMPLES
-from stepwell.config.sections import read_settings
+from stepwell.commands import COMMANDS, settings_of
+from stepwell.commands.sections import read_settings
 
 HEAVY = ("ray", "fastapi", "pydantic", "torch", "transformers", "aiohttp", "uvicorn")
 OFFLINE = (
@@ -40,7 +39,7 @@ def test_the_rules_and_the_client_import_nothing_heavy(module: str) -> None:
     assert loaded.stdout == "[]\n", loaded.stderr
 
 
-@pytest.mark.parametrize("module", ["stepwell.up.command_up", "stepwell.demo.run"])
+@pytest.mark.parametrize("module", ["stepwell.commands.up", "stepwell.demo.run", "stepwell.demo.live.live_run"])
 def test_a_command_that_starts_ray_does_not_import_it_before_its_settings_are_made(module: str) -> None:
     loaded = run("-c", f"import {module}, sys; print('ray' in sys.modules)")
     assert loaded.stdout == "False\n", loaded.stderr
@@ -59,7 +58,7 @@ def test_help_takes_under_half_a_second_of_cpu() -> None:
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["--help"])
     shown = capsys.readouterr().out
-    assert all(f"  {command} " in shown for command in cli.COMMANDS)
+    assert all(f"  {command} " in shown for command in COMMANDS)
 
 
 def test_it_says_which_version_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +75,7 @@ def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
     assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}, {servers}, {more}\n"
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_its_flags(command: str) -> None:
     shown = help_of(command)
     assert shown.startswith(f"usage: stepwell {command} ")
@@ -97,6 +96,12 @@ def test_the_first_word_of_a_family_alone_lists_its_commands(
     shown = capsys.readouterr().out
     assert re.findall(r"^  (keys \w+) ", shown, re.M) == ["keys create", "keys list", "keys revoke"]
     assert "doctor" not in shown
+
+
+def test_an_unknown_flag_is_a_sentence_with_the_one_that_was_meant() -> None:
+    done = run("-m", "stepwell", "pool", "--shrads", "2")
+    said = "stepwell pool: unrecognized arguments: --shrads 2; did you mean --shards?\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_a_missing_flag_is_a_sentence() -> None:
@@ -136,7 +141,7 @@ def test_the_atropos_server_takes_exactly_the_flags_it_documents() -> None:
     }
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_names_the_values_of_flags_in_words_and_fits_a_screen(command: str) -> None:
     assert [line for line in help_of(command).splitlines() if len(line) > 120] == []
     usage = help_of(command).partition("\n\n")[0]
@@ -144,21 +149,20 @@ def test_help_names_the_values_of_flags_in_words_and_fits_a_screen(command: str)
     assert [value for value in values if not value.isupper()] == []
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_no_default_that_is_none_or_written_as_in_python(command: str) -> None:
     defaults = re.findall(r"\(default(?: factory)?:\s+(.*?)\)[\n$]", help_of(command), re.S)
     assert [shown for shown in defaults if re.match(r"None|False|dict|[('\[{]", shown)] == []
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_ends_with_examples_that_the_command_takes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")  # where no stepwell.toml is
     shown = help_of(command).partition("\nexamples:\n")[2]
     lines = [line.removeprefix("  ") for line in shown.rstrip().splitlines()]
     found = re.split(r"\n(?=stepwell )", "\n".join(lines))
-    assert tuple(found) == EXAMPLES[command]
-    module, _, name = cli.COMMANDS[command][1].rpartition(".")
-    settings = getattr(import_module(f"stepwell.config.{module}"), name)
+    settings = settings_of(command)
+    assert tuple(found) == settings.examples
     for example in found:
         words = shlex.split(example.replace("\\\n", " "))
         assert words[0] == "stepwell"
@@ -166,8 +170,8 @@ def test_help_ends_with_examples_that_the_command_takes(command: str, monkeypatc
         read_settings(settings, words[1 + len(command.split()) :], command)
 
 
-def test_every_example_is_of_a_command() -> None:
-    assert EXAMPLES.keys() == cli.COMMANDS.keys()
+def test_every_command_has_an_example_of_its_own_and_the_first_ones_are_commands() -> None:
+    assert all("examples" in vars(settings_of(command)) for command in COMMANDS)
     commands = [line.split("   ")[0] for line in cli.usage().partition("examples:\n")[2].splitlines()]
     assert len(commands) == 4
     assert all(cli.command_of(command.split()[1:]) for command in commands)

@@ -5,7 +5,6 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,12 +14,12 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
+from stepwell import commands as stepwell_commands
 from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
-from stepwell.cli import COMMANDS
+from stepwell.commands.sections import read_settings
 from stepwell.common.listening import require_safe_address
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
-from stepwell.config.sections import read_settings
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.vllm_command import base_flags
 from stepwell.gateway.app import create_app
@@ -88,8 +87,7 @@ def filled(value: object) -> str:
 
 def settings_of(command: str, env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> BaseSettings:
     """What the command makes of that environment. Every setting of its own in there must be one that it takes."""
-    module, _, name = COMMANDS[command][1].rpartition(".")
-    settings: type[BaseSettings] = getattr(import_module(f"stepwell.config.{module}"), name)
+    settings = stepwell_commands.settings_of(command)
     prefix = str(settings.model_config["env_prefix"])
     with monkeypatch.context() as patch:
         for variable, value in env.items():

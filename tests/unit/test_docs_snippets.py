@@ -20,12 +20,12 @@ import pytest
 import ray
 import yaml
 from pydantic import AliasChoices
-from pydantic_settings import BaseSettings
 
-from stepwell.cli import COMMANDS, command_of
-from stepwell.config.pool import PoolSettings
-from stepwell.config.sections import read_settings
-from stepwell.config.up import UpSettings
+from stepwell.cli import command_of
+from stepwell.commands import COMMANDS, settings_of
+from stepwell.commands.launch_plan import UpSettings
+from stepwell.commands.pool import PoolSettings
+from stepwell.commands.sections import read_settings
 from stepwell.demo import engine
 from stepwell.pool import client
 from stepwell.pool.api.plan import Limits, PoolPlan
@@ -83,11 +83,6 @@ FOREIGN_FLAGS = {
     *("--help", "--head", "--groups", "--out", "--config", "--kills", "--vllm"),
 }
 """Of vLLM, Ray, Atropos, of benchmarks, and of an environment's own command line."""
-
-
-def settings_of(command: str) -> type[BaseSettings]:
-    module, _, name = COMMANDS[command][1].rpartition(".")
-    return getattr(import_module(f"stepwell.config.{module}"), name)  # type: ignore[no-any-return]
 
 
 def flags_of(command: str) -> set[str]:

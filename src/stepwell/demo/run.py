@@ -10,32 +10,25 @@ first sync.
 
 import json
 import math
-import signal
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stepwell.common.optional import require
-from stepwell.config.tools import DemoSettings
 from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.chart import write_picture
 from stepwell.demo.engine import START_TIMEOUT, find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
-from stepwell.demo.live.live_run import run_live
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
 from stepwell.demo.screen import DemoScreen
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.demo.termination import Terminated, ending_on_sigterm
 from stepwell.trainers.reporting import Report, ToJsonl, UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync
 
-NEEDED = ("torch", "openai", "rich", "matplotlib")
 METRICS = "metrics.jsonl"
 POOL = "data_pool"
 RATE = 7e-4
@@ -70,42 +63,32 @@ class DemoResult:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
-def run_demo(settings: DemoSettings) -> None:
-    screen = DemoScreen()
-    for package in NEEDED:
-        require(package, "demo")
-    try:
-        with ending_on_sigterm():
-            if settings.task == "live":
-                run_live(settings, screen)
-                return
-            result, updates = Demo(settings, screen).run()
-    except (KeyboardInterrupt, Terminated) as ended:
-        screen.say("stopped")
-        sys.exit(128 + (signal.SIGTERM if isinstance(ended, Terminated) else signal.SIGINT))
-    result.write(settings.out / "outcome.json")
-    if settings.plot:
-        rewards = [metrics.reward for metrics in updates]
-        title = f"{settings.task}, seed {settings.seed}"
-        evaluations = [(0, result.start), (result.updates, result.end)]
-        write_picture(rewards, evaluations, title, settings.out / "reward.png")
-    screen.say(result.text())
-    screen.say(f"all files are in {settings.out}: " + ", ".join(sorted(path.name for path in settings.out.iterdir())))
-
-
 class Demo:
-    def __init__(self, settings: DemoSettings, screen: DemoScreen) -> None:
-        self._python = find_vllm(settings.vllm_python)
-        self._settings = settings
+    def __init__(
+        self,
+        screen: DemoScreen,
+        *,
+        task: str,
+        seed: int,
+        updates: int | None,
+        out: Path,
+        plot: bool,
+        vllm_python: str | None,
+    ) -> None:
+        """The arguments are the settings of `stepwell demo`."""
+        self._python = find_vllm(vllm_python)
         self._screen = screen
-        self._task = TASKS[settings.task]
-        self._updates = settings.updates or self._task.updates
+        self._name = task
+        self._task = TASKS[task]
+        self._seed = seed
+        self._plot = plot
+        self._updates = updates or self._task.updates
         self._metrics: list[UpdateMetrics] = []
-        self._out = settings.out.absolute()
+        self._out = out.absolute()
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / METRICS).unlink(missing_ok=True)
 
-    def run(self) -> tuple[DemoResult, list[UpdateMetrics]]:
+    def run(self) -> DemoResult:
         with ExitStack() as stack:
             trainer, agents = self._start(stack)
             start = self._evaluate(agents, "before training")
@@ -113,8 +96,8 @@ class Demo:
             end = self._evaluate(agents, "after training")
         gaps = [metrics.logprob_gap for metrics in self._metrics]
         result = DemoResult(
-            task=self._settings.task,
-            seed=self._settings.seed,
+            task=self._name,
+            seed=self._seed,
             updates=self._updates,
             start=start,
             end=end,
@@ -122,13 +105,18 @@ class Demo:
             seconds=self._screen.seconds,
             largest_gap=max((gap for gap in gaps if not math.isnan(gap)), default=math.nan),
         )
-        return result, self._metrics
+        result.write(self._out / "outcome.json")
+        if self._plot:
+            rewards = [metrics.reward for metrics in self._metrics]
+            evaluations = [(0, start), (self._updates, end)]
+            write_picture(rewards, evaluations, f"{self._name}, seed {self._seed}", self._out / "reward.png")
+        return result
 
     def _start(self, stack: ExitStack) -> tuple[AsyncTrainer, AgentProcess]:
         import torch
 
         torch.set_num_threads(1)  # vLLM uses the other core
-        seed, say = self._settings.seed, self._screen.say
+        seed, say = self._seed, self._screen.say
         settings = Settings(updates=self._updates, learning_rate=RATE)
         model = make_model(seed)
         like = write_model(model, self._out / "model")
@@ -154,8 +142,8 @@ class Demo:
 
     def _orders(self, engine: str, like: Path, ray_address: str) -> Orders:
         return Orders(
-            task=self._settings.task,
-            seed=self._settings.seed,
+            task=self._name,
+            seed=self._seed,
             engine=engine,
             tokenizer=str(like),
             data_pool_name=POOL,
@@ -172,7 +160,7 @@ class Demo:
         """Returns the duration in seconds."""
         agents.train()
         began = time.monotonic()
-        with self._screen.rewards(self._updates, is_plotting=self._settings.plot) as show:
+        with self._screen.rewards(self._updates, is_plotting=self._plot) as show:
             while trainer.update < self._updates:
                 show(trainer.step())
         seconds = time.monotonic() - began

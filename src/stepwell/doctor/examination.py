@@ -7,9 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from stepwell.agents.harnesses import CommandLineHarness
 from stepwell.common.tokenizers import load_tokenizer
-from stepwell.config.tools import DoctorSettings
 from stepwell.doctor.case_runner import HELLO, CaseRunner
 from stepwell.doctor.cases import CASES, tool_parser
 from stepwell.doctor.detokenizer import decode_by_engine, decode_by_tokenizer
@@ -35,33 +33,45 @@ def _no_progress(_: str) -> None:
 
 
 async def examine(
-    settings: DoctorSettings,
+    address: str,
     *,
+    key: str | None = None,
+    tokenizer_path: str | None = None,
+    harness: str | None = None,
     patience: StreamPatience = PATIENCE,
     show_progress: Callable[[str], None] = _no_progress,
 ) -> Report:
-    """`show_progress` gets the name of each check before it runs."""
-    kind = None if settings.harness is None else harness_named(settings.harness)
+    """The engine at an address. `show_progress` gets the name of each check before it runs."""
+    kind = None if harness is None else harness_named(harness)
     show_progress("the engine")
-    key = await key_check(settings.engine, settings.key)
-    headers = {"Authorization": f"Bearer {settings.key}"} if settings.key else {}
-    with closing(EngineConnections(settings.key)) as connections:
-        questions = EngineHttp(connections, settings.engine)
+    key_needed = await key_check(address, key)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with closing(EngineConnections(key)) as connections:
+        questions = EngineHttp(connections, address)
         engine = EngineReplica(questions, ENGINES, on_change=lambda: None)
         await engine.check()
         if not engine.probed:
-            return Report(settings.engine, (unreachable(engine.why),))
+            return Report(address, (unreachable(engine.why),))
         await engine.version_after()
         weights_before = engine.weight_version
         if engine.state is EngineState.PAUSED:
-            return Report(settings.engine, (*capability_checks(engine, weights_before), key), missing=_missing(engine))
-        more, rows = await _run_cases(settings, engine, questions, kind, show_progress)
+            return Report(address, (*capability_checks(engine, weights_before), key_needed), missing=_missing(engine))
+        tokenizer, why = await asyncio.to_thread(_tokenizer, tokenizer_path)
+        decode = decode_by_engine(engine.kind, questions, engine.facts.model)
+        if tokenizer is not None:
+            decode = decode_by_tokenizer(tokenizer)
+        async with open_harness(address, key, tokenizer, decode, _rescorer(engine, address, key)) as gateway:
+            runner = CaseRunner(gateway, engine.facts.model)
+            more, rows = await _run_cases(runner, tokenizer, why, show_progress)
+            if kind is not None:
+                show_progress(f"the harness {harness}")
+                more += await try_harness(gateway, kind)
         show_progress("the bytes of a stream")
         async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http:
-            stream = Check("stream", await check_stream(http, settings.engine, engine.facts.model, patience))
+            stream = Check("stream", await check_stream(http, address, engine.facts.model, patience))
         await engine.version_after()
-    checks = (*capability_checks(engine, weights_before), *more, stream, key)
-    return Report(settings.engine, checks, rows, _missing(engine))
+    checks = (*capability_checks(engine, weights_before), *more, stream, key_needed)
+    return Report(address, checks, rows, _missing(engine))
 
 
 def _missing(engine: EngineReplica) -> tuple[str, ...]:
@@ -69,37 +79,26 @@ def _missing(engine: EngineReplica) -> tuple[str, ...]:
 
 
 async def _run_cases(
-    settings: DoctorSettings,
-    engine: EngineReplica,
-    questions: EngineHttp,
-    kind: type[CommandLineHarness] | None,
-    show_progress: Callable[[str], None],
+    runner: CaseRunner, tokenizer: Any, why: Finding | None, show_progress: Callable[[str], None]
 ) -> tuple[list[Check], tuple[CaseRow, ...]]:
-    model = engine.facts.model
-    tokenizer, why = await asyncio.to_thread(_tokenizer, settings.tokenizer_path)
-    by_engine = decode_by_engine(engine.kind, questions, model)
-    decode = by_engine if tokenizer is None else decode_by_tokenizer(tokenizer)
-    async with open_harness(settings.engine, settings.key, tokenizer, decode, _rescorer(settings, engine)) as harness:
-        runner, rows = CaseRunner(harness, model), dict[str, CaseRow]()
-        for name, case in CASES.items():
-            show_progress(name)
-            rows[name] = CaseRow(name, await case(runner))
-        show_progress("log-probabilities at another temperature")
-        checks = [
-            Check("log-probabilities", await _check_logprob_mode(runner)),
-            Check("chat template", why or await _check_template(runner, tokenizer)),
-            Check("tool parser", tool_parser(rows["tools"])),
-        ]
-        if kind is not None:
-            show_progress(f"the harness {settings.harness}")
-            checks += await try_harness(harness, kind)
+    """`why` is the reason why there is no tokenizer."""
+    rows = dict[str, CaseRow]()
+    for name, case in CASES.items():
+        show_progress(name)
+        rows[name] = CaseRow(name, await case(runner))
+    show_progress("log-probabilities at another temperature")
+    checks = [
+        Check("log-probabilities", await _check_logprob_mode(runner)),
+        Check("chat template", why or await _check_template(runner, tokenizer)),
+        Check("tool parser", tool_parser(rows["tools"])),
+    ]
     return checks, tuple(rows.values())
 
 
-def _rescorer(settings: DoctorSettings, engine: EngineReplica) -> EngineControl | None:
+def _rescorer(engine: EngineReplica, address: str, key: str | None) -> EngineControl | None:
     """None if the engine cannot be asked for the log-probabilities of given tokens."""
     try:
-        return engine.kind.control(settings.engine, key=settings.key, timeout=CALL_TIMEOUT)
+        return engine.kind.control(address, key=key, timeout=CALL_TIMEOUT)
     except BadRequest:
         return None
 

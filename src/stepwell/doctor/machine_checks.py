@@ -13,7 +13,6 @@ from pathlib import Path
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.common.optional import install_command
-from stepwell.config.sections import split
 from stepwell.doctor.findings import Check, Finding, Grade
 from stepwell.errors import BadRequest, NotReady, RayUnreachable
 from stepwell.pool.client.cluster_address import AUTO, cluster_settings
@@ -59,7 +58,7 @@ def packages(version: Callable[[str], str] = metadata.version) -> Finding:
 def control_keys(given: str) -> Finding:
     """The keys that a gateway started from this shell would use."""
     try:
-        keys = AccessKeys(tuple(split(given)))  # type: ignore[arg-type]
+        keys = AccessKeys(tuple(given.split(",")) if given else ())
     except BadRequest as wrong:
         return Finding(Grade.FAULT, str(wrong), f"correct {CONTROL_KEYS}")
     if keys.open:

@@ -14,8 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from stepwell.common.command_line import fail
 from stepwell.envs.atropos_imports import NotOfAtropos, install_finder
-from stepwell.envs.cli import fail
 
 
 class FoldersAbove(MetaPathFinder):

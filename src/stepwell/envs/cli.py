@@ -14,11 +14,12 @@ from contextlib import closing
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell import logs
+from stepwell.common.command_line import FlagParser, fail, failing
 from stepwell.envs.config import as_server_configs
-from stepwell.envs.flags import EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
+from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags, read_flags
 from stepwell.errors import StepwellError
 
 log = logging.getLogger("stepwell.envs")
@@ -40,14 +41,10 @@ def main(env_class: "type[Environment]", argv: Sequence[str] | None = None) -> N
     command, *rest = arguments
     if command not in COMMANDS:
         fail(program, f"unknown command {command!r}; there are: {', '.join(COMMANDS)}", status=2)
-    try:
+    with failing(f"{program} {command}", status=2):
         settings = read(env_class, command, rest, f"{program} {command}")
-    except StepwellError as failure:
-        fail(f"{program} {command}", str(failure), status=2)
-    try:
+    with failing(f"{program} {command}", status=1):
         run(env_class, command, settings)
-    except StepwellError as failure:
-        fail(f"{program} {command}", str(failure), status=1)
 
 
 def usage(program: str, env_class: "type[Environment]") -> str:
@@ -106,12 +103,6 @@ def decode_of(env: "Environment", settings: EnvSettings) -> "Decode | None":
     """The tokenizer's, if the settings name one."""
     has_name = settings.env.tokenizer_name or any(server.tokenizer_name for server in settings.servers)
     return (lambda ids: str(env.tokenizer.decode(ids))) if has_name else None
-
-
-def fail(program: str, text: str, *, status: int) -> NoReturn:
-    for line in text.splitlines():
-        print(f"{program}: {line}", file=sys.stderr)
-    sys.exit(status)
 
 
 COMMANDS: dict[str, tuple[str, FlagsOf, Callable[["Environment", EnvSettings, "ProgressView"], None]]] = {

@@ -3,16 +3,17 @@
 The results have the form of BaseEnv.evaluate_log.
 """
 
-import argparse
 import asyncio
 import logging
 import math
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell.common.command_line import FlagParser, failing, with_dashes
 from stepwell.envs.config import APIServerConfig
 from stepwell.envs.output.eval_files import write_evaluation
 from stepwell.envs.servers import ServerManager
@@ -106,10 +107,12 @@ def evaluate_log(
 
 async def eval_runner(eval_env: EvalBase) -> dict[str, float]:
     """Evaluates against the server that the command line names."""
-    parser = argparse.ArgumentParser()
+    program = Path(sys.argv[0]).name
+    parser = FlagParser(program)
     parser.add_argument("--server-url", default="http://localhost:8000", help="address of the server, with its /v1")
     parser.add_argument("--model-name", default="default", help="name of the model in requests")
-    flags = parser.parse_args()
+    with failing(program, status=2):
+        flags = parser.parse_args(with_dashes(sys.argv[1:]))
     server = ServerManager([APIServerConfig(base_url=flags.server_url, model_name=flags.model_name)])
     try:
         return await eval_env(server)

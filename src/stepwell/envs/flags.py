@@ -3,20 +3,19 @@
 - An unknown flag is an error. BadRequest has one line for each error.
 - An unknown key of a file changes nothing; the log names it.
 - --help shows no secrets.
-- Flags and their help come from the fields of the configurations and their docstrings. `--env.group_size` and
-  `--env.group-size` are the same flag. Flags of --openai apply to all servers.
+- Flags and their help come from the fields of the configurations and their docstrings. Flags of --openai apply to all
+  servers.
 """
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_model
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
+from stepwell.common.command_line import FlagParser, with_dashes
 from stepwell.common.input_errors import dotted, explain_all
 from stepwell.common.optional import require
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline
@@ -85,18 +84,6 @@ class EnvSettings:
     """Sentences for the log about what was given and changes nothing."""
 
 
-class FlagParser(argparse.ArgumentParser):
-    """Its errors are BadRequest, with a suggestion for an unknown flag."""
-
-    def __init__(self, program: str, about: str | None = None) -> None:
-        super().__init__(prog=program, usage=f"{program} [FLAGS]", description=about, allow_abbrev=False)
-
-    def error(self, message: str) -> NoReturn:
-        flag = next((word for word in message.split() if word.startswith("--")), "")
-        near = get_close_matches(flag, self._option_string_actions, n=1)
-        raise BadRequest(message + (f"; did you mean {near[0]}?" if "unrecognized" in message and near else ""))
-
-
 def read_flags(defaults: EnvSettings, argv: Sequence[str], parser: FlagParser) -> EnvSettings:
     given = _parse(defaults, argv, parser)
     file = _read_yaml(given.get("config"))
@@ -160,16 +147,10 @@ def _parse(defaults: EnvSettings, argv: Sequence[str], parser: FlagParser) -> di
         env=(type(env), Field(_without_keys(env), description="The environment.")),
         openai=(type(server), Field(_without_keys(server), description="The servers that it samples from.")),
     )
-    words = [_with_dashes(word) for word in argv]
     source: CliSettingsSource[Any] = CliSettingsSource(
-        settings, root_parser=parser, cli_parse_args=words, cli_hide_none_type=True, cli_avoid_json=True
+        settings, root_parser=parser, cli_parse_args=with_dashes(argv), cli_hide_none_type=True, cli_avoid_json=True
     )
     return source()
-
-
-def _with_dashes(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def _without_keys(model: M) -> M:

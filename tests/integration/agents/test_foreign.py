@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.agents.foreign.envs_command import make_rollouts
 from stepwell.agents.foreign.tasks_process import CHILD, TasksProcess
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutCounts
+from stepwell.commands.envs_run import EnvsRunSettings, make_rollouts
 from stepwell.common.processes import PLAIN_VARIABLES
-from stepwell.config.envs_run import EnvsRunSettings
 from stepwell.errors import BadRequest, NotReady
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway

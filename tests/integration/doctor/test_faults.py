@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.config.tools import DoctorSettings
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import CaseColumn, Finding, Grade, Report
 from stepwell.doctor.report_text import plain
@@ -106,7 +105,7 @@ def found(report: Report, where: str) -> Finding:
 
 
 async def examined(engine: FakeEngine, tiny_model: Path, **more: object) -> Report:
-    return await examine(DoctorSettings(engine=engine.url, tokenizer_path=str(tiny_model)), **more)  # type: ignore[arg-type]
+    return await examine(engine.url, tokenizer_path=str(tiny_model), **more)  # type: ignore[arg-type]
 
 
 def test_every_switch_is_named() -> None:

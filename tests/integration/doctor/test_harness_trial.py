@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from stepwell.agents.harnesses import ClaudeCode
-from stepwell.config.tools import DoctorSettings
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import Finding, Grade
 from stepwell.doctor.harness import open_harness
@@ -67,7 +66,7 @@ async def test_a_report_with_a_harness_that_is_not_installed_is_not_exact(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     async with FakeEngine() as engine:
-        report = await examine(DoctorSettings(engine=engine.url, harness="qwen-code"))
+        report = await examine(engine.url, harness="qwen-code")
     assert found(report, "harness").remedy == "npm install -g @qwen-code/qwen-code"
     assert [fault.remedy for fault in report.faults()] == ["npm install -g @qwen-code/qwen-code"]
     assert not report.is_exact

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from stepwell.config.tools import DoctorSettings
+from stepwell.commands.processes import missing_lines
 from stepwell.doctor.examination import examine
 from stepwell.doctor.report_text import as_json, plain
 from stepwell.engines.fleet import EngineFleet
-from stepwell.up.engine_model import missing_lines
 from tests.integration.gateway.test_bridge import USER, conversing, made, row_count
 from tests.rig.engine_proxy import CONTROL, RENDERERS, SCALE_OUT, EngineProxy
 from tests.rig.fake_engine import FakeEngine
@@ -55,7 +54,7 @@ async def test_what_an_engine_lacks_is_named_with_its_cost_in_the_log_and_by_the
             pass
         logged = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         caplog.clear()
-        report = await examine(DoctorSettings(engine=proxy.url))
+        report = await examine(proxy.url)
     (line,) = report.missing
     assert (line.startswith(cost), remedy in line) == (True, True), line
     assert logged == [f"engine {proxy.url}: {line}"]

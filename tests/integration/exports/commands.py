@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from stepwell.config.exports import ExportSettings, ImportSettings
-from stepwell.exports.commands import run_export, run_import
+from stepwell.commands.export import ExportSettings, ImportSettings, export_steps, import_steps
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
@@ -18,11 +17,11 @@ def new_pool(name: str, namespace: str, shards: int = 2, **limits: Any) -> PoolC
 async def export(pool: PoolClient | None, to: Path, **settings: Any) -> list[str]:
     """What it said."""
     said: list[str] = []
-    await run_export(ExportSettings(to=str(to), **settings), pool, None, said.append)
+    await export_steps(ExportSettings(to=str(to), **settings), pool, None, said.append)
     return said
 
 
 async def import_into(pool: PoolClient, path: Path, **settings: Any) -> list[str]:
     said: list[str] = []
-    await run_import(ImportSettings(path=str(path), **settings), pool, said.append)
+    await import_steps(ImportSettings(path=str(path), **settings), pool, said.append)
     return said

@@ -9,9 +9,9 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
 import stepwell
+from stepwell.commands.policy import set_version
 from stepwell.engines.engine import EngineTimeouts
 from stepwell.errors import Conflict, NotReady, PoolUnavailable
-from stepwell.up.command_policy import set_version
 from tests.integration.gateway.agent import agent_of
 from tests.integration.truth.test_engines_without_known_weights_get_no_calls import engines_of, until_state
 from tests.rig.calls import get

@@ -16,12 +16,11 @@ from openai import AsyncOpenAI
 
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
-from stepwell.config.serving import GatewaySettings
+from stepwell.commands.gateway import GatewaySettings, run_gateway
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.steps.step import Step, VersionSpan
-from stepwell.wiring.gateway import run_gateway
 from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
 from tests.rig.issued_keys import CONTROL, bearer

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.commands.processes import HOW_TO_START
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.up.engine_model import HOW_TO_START
 from tests.rig.engine_proxy import EngineProxy
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port

@@ -15,9 +15,9 @@ from stepwell.agents.claw_r1 import ClawR1Flow
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.agents.validation import Validation
-from stepwell.config.pool import PoolSettings
-from stepwell.config.sections import flags_of
-from stepwell.config.serving import GatewaySettings
+from stepwell.commands.gateway import GatewaySettings
+from stepwell.commands.pool import PoolSettings
+from stepwell.commands.sections import flags_of
 from stepwell.trainers.settings import Settings
 from tests.originals.claw.original import claw_r1
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import ray
 
-from stepwell.config.tools import DemoSettings
+from stepwell.commands.demo import DemoSettings, run_demo
 from stepwell.demo import engine, pool, run
 from stepwell.demo.screen import DemoScreen
 
@@ -20,8 +20,8 @@ ENGINE = "#!/bin/sh\ntrap '' TERM\necho stubborn\nwhile :; do sleep 0.1; done\n"
 
 
 class WaitingDemo:
-    def __init__(self, settings: DemoSettings, screen: DemoScreen) -> None:
-        self._folder = settings.out
+    def __init__(self, screen: DemoScreen, *, out: Path, **_: object) -> None:
+        self._folder = out
 
     def run(self) -> NoReturn:
         program = self._folder / "python"
@@ -48,4 +48,4 @@ if __name__ == "__main__":
     engine.STOP_TIMEOUT = 0.3
     setattr(pool, "local_ray", no_ray)  # noqa: B010 - the module does not export it
     run.Demo = WaitingDemo  # type: ignore[assignment,misc]
-    run.run_demo(DemoSettings(out=Path(sys.argv[1])))
+    run_demo(DemoSettings(out=Path(sys.argv[1])))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepwell.agents.harnesses import HARNESSES, ClaudeCode
-from stepwell.config.tools import DoctorSettings
+from stepwell.commands.doctor import DoctorSettings
 from stepwell.doctor.findings import Finding, Grade
 from stepwell.doctor.harness import AgentCall
 from stepwell.doctor.harness_trial import LONGER_CONTEXT, check_start, harness_named, judge_calls, judge_turns

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
-from stepwell.config.up import UpSettings
+from stepwell.commands.launch_plan import UpSettings
+from stepwell.commands.processes import HOW_TO_START
 from stepwell.demo import engine
 from stepwell.engines.vllm import VllmEngine
 from stepwell.engines.vllm_command import ADDITIONS, CPU_PROGRAM, base_flags, one_line
-from stepwell.up.engine_model import HOW_TO_START
 from tests.rig import vllm_server
 from tests.unit.docs_pages import CHECKOUT
 

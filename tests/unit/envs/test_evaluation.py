@@ -1,13 +1,14 @@
 """EvalBase: metrics are averaged over the items, and written as those of an environment."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepwell.envs.config import APIServerConfig
-from stepwell.envs.evaluation import EvalBase, evaluate_log, pass_at_k
+from stepwell.envs.evaluation import EvalBase, eval_runner, evaluate_log, pass_at_k
 from stepwell.envs.servers import ServerManager
 
 
@@ -31,6 +32,17 @@ async def test_metrics_are_means_and_are_written_with_their_samples(tmp_path: Pa
     assert general["generation_parameters"] == {"n": 4, "temperature": 0.5, "top_p": 1.0, "max_tokens": -1}
     samples = [json.loads(line) for line in (tmp_path / "results" / "samples.jsonl").read_text().splitlines()]
     assert samples == [{"item": number} for number in range(4)]
+
+
+async def test_a_wrong_flag_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/here/halves.py", "--server_ulr", "http://127.0.0.1:9/v1"])
+    with pytest.raises(SystemExit) as ended:
+        await eval_runner(Halves())
+    assert ended.value.code == 2
+    said = "halves.py: unrecognized arguments: --server-ulr http://127.0.0.1:9/v1; did you mean --server-url?\n"
+    assert capsys.readouterr().err == said
 
 
 def test_without_a_folder_nothing_is_written_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

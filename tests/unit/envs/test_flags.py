@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from stepwell.common.command_line import FlagParser
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling, unknown_settings
-from stepwell.envs.flags import EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
+from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags, read_flags
 from stepwell.errors import BadRequest
 
 

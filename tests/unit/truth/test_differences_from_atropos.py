@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from stepwell.common.command_line import FlagParser
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataItem, ServerBaseline, ServerManager
 from stepwell.envs.config import unknown_settings
 from stepwell.envs.distillation import TeacherDistillationEnv
-from stepwell.envs.flags import EnvFlags, EnvSettings, FlagParser, ProcessFlags, read_flags
+from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags, read_flags
 from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.scored_data import TOO_LONG, ScoredDataGroup, group_fault
 from stepwell.envs.servers.asked_sampling import add_temperatures, note_sampling, noting_sampling

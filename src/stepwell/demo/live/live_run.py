@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell.config.tools import DemoSettings
 from stepwell.demo.agent_process import AgentProcess, start_agents
 from stepwell.demo.engine import START_TIMEOUT, StartingEngine, find_vllm, start_engine
 from stepwell.demo.live.live_chart import write_picture
@@ -45,6 +44,7 @@ from stepwell.trainers.weight_sync import WeightSync
 if TYPE_CHECKING:
     from stepwell.pool.client import DataPool
 
+TASK = "live"
 POOL = "data_pool"
 SERVICE = "stepwell.demo.live.live_service"
 METRICS, TURNS, VERSIONS = "metrics.jsonl", "turns.jsonl", "versions"
@@ -71,20 +71,18 @@ GUARD = GuardSettings(
 """A service with few users wants quick decisions: only a clear loss is a reason for a rollback."""
 
 
-def run_live(settings: DemoSettings, screen: DemoScreen) -> None:
-    outcome = LiveDemo(settings, screen).run()
-    screen.say(outcome.text())
-    screen.say(f"all files are in {settings.out}: " + ", ".join(sorted(path.name for path in settings.out.iterdir())))
-
-
 class LiveDemo:
-    def __init__(self, settings: DemoSettings, screen: DemoScreen) -> None:
-        self._python = find_vllm(settings.vllm_python)
-        self._settings = settings
+    def __init__(
+        self, screen: DemoScreen, *, seed: int, updates: int | None, out: Path, plot: bool, vllm_python: str | None
+    ) -> None:
+        """The arguments are the settings of `stepwell demo`."""
+        self._python = find_vllm(vllm_python)
         self._screen = screen
+        self._seed = seed
+        self._plot = plot
         self._began_at = time.time() - screen.seconds
-        self._updates = settings.updates or UPDATES
-        self._out = settings.out.absolute()
+        self._updates = updates or UPDATES
+        self._out = out.absolute()
         self._out.mkdir(parents=True, exist_ok=True)
         for name in (METRICS, TURNS):
             (self._out / name).unlink(missing_ok=True)
@@ -106,16 +104,16 @@ class LiveDemo:
                 snapshots=asyncio.run(all_sessions()),
                 poisoned=parts.sync.poisoned,
             )
-        outcome = record.outcome(seed=self._settings.seed, updates=self._updates, seconds=self._screen.seconds)
+        outcome = record.outcome(seed=self._seed, updates=self._updates, seconds=self._screen.seconds)
         outcome.write(self._out / OUTCOME)
-        if self._settings.plot:
-            write_picture(record, f"live, seed {self._settings.seed}", self._out / PICTURE)
+        if self._plot:
+            write_picture(record, f"live, seed {self._seed}", self._out / PICTURE)
         return outcome
 
     def _start(self, stack: ExitStack) -> "LiveParts":
         import torch
 
-        seed, say = self._settings.seed, self._screen.say
+        seed, say = self._seed, self._screen.say
         model = make_model(seed)
         like = write_model(model, self._out / "model")
         engines = [self._start_engine(stack, like, number) for number in (1, 2)]
@@ -147,8 +145,8 @@ class LiveDemo:
 
     def _orders(self, engines: Sequence[StartingEngine], like: Path, ray_address: str) -> LiveOrders:
         return LiveOrders(
-            task=self._settings.task,
-            seed=self._settings.seed,
+            task=TASK,
+            seed=self._seed,
             engine=",".join(engine.url for engine in engines),
             tokenizer=str(like),
             data_pool_name=POOL,
@@ -170,7 +168,7 @@ class LiveDemo:
 
     def _train(self, parts: "LiveParts") -> None:
         trainer, pool, seen = parts.trainer, parts.pool, 0
-        with show_live(self._screen, self._updates, is_plotting=self._settings.plot) as show:
+        with show_live(self._screen, self._updates, is_plotting=self._plot) as show:
             while trainer.update < self._updates:
                 trainer.step()
                 self._turns.read()

@@ -7,7 +7,7 @@ from typing import cast, get_args
 import numpy as np
 import pytest
 
-from stepwell.config.pool import PoolSettings
+from stepwell.commands.pool import PoolSettings
 from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.staleness import (

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.config.sections import read_settings
-from stepwell.config.serving import DashboardSettings, GatewaySettings
+from stepwell.commands.dashboard import DashboardSettings
+from stepwell.commands.gateway import GatewaySettings
+from stepwell.commands.sections import read_settings
 from stepwell.errors import BadRequest, RayUnreachable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client.link_listener import MOST_STRANGERS, NETWORK_CALLS, LinkListener, NetworkCalls, NetworkTerms

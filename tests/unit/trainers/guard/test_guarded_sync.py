@@ -12,12 +12,12 @@ from typing import Literal
 import pytest
 import torch
 
+from stepwell.commands.policy import promote
 from stepwell.engines.vllm import VllmControl
 from stepwell.errors import BadRequest, PoolUnavailable, SyncFailed
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
 from stepwell.trainers.guard.version_store import VersionStore
-from stepwell.up.command_policy import promote
 from tests.rig.waiting import wait_until
 from tests.unit.trainers.guard.service import Constant, LoadedEngine, Service
 from tests.unit.trainers.scripted_engine import serve

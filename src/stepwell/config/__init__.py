@@ -1,1 +1,0 @@
-"""The settings tree: one module per subject."""

@@ -1,1 +1,0 @@
-"""Everything on one machine by one command: `stepwell up`, `stepwell down`, `stepwell status`."""
