@@ -23,7 +23,7 @@ from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.recording.step_builder import BegunStep, PromptOrigin, build_steps
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import RecordedTurn, TrajectoryRef
@@ -32,7 +32,7 @@ from stepwell.wire.openai import NO_USAGE, Sampled
 
 CHAT = DIALECTS[0]
 REF = TrajectoryRef("t", "p")
-AROUND = CallSurroundings(response_length=64)
+AROUND = DialectContext(response_length=64)
 PATIENCE = 3600.0
 """Seconds for a rendering: nothing here waits for an engine, so a slow machine changes no result."""
 

@@ -26,13 +26,13 @@ from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.call_placement import CallPlace, CallPlacement, session_key_of
 from stepwell.gateway.channel_routing import ChannelRouting
 from stepwell.gateway.continuation import Continuation
-from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall
+from stepwell.gateway.dialects.dialect import CallUrl, DialectContext, ModelCall
 from stepwell.gateway.dialects.markers import writes_markers
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream, read_reply
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy, policy_for, told_sampling
 from stepwell.gateway.dialects.side_calls import side_call_kind
 from stepwell.gateway.dialects.sse import EventReader
-from stepwell.gateway.exchange import Exchange, send_error
+from stepwell.gateway.exchange import AskedCall, Exchange, send_error
 from stepwell.gateway.http.client_watch import Client, watch_client
 from stepwell.gateway.http.deduplication import CAPTURE_HEADER, CallHeaders, RequestDeduplicator, read_call_headers
 from stepwell.gateway.http.error_responses import (
@@ -91,7 +91,7 @@ class AgentCalls:
     steps: StepBuilder
     metrics: GatewayMetrics
     tracing: Tracing | None
-    around: CallSurroundings
+    around: DialectContext
     sampling: Mapping[str, SamplingPolicy]
     """By channel; what `policy_for` makes of it counts."""
     other_models: Sequence[str]
@@ -113,8 +113,8 @@ class AgentCalls:
     replaced: ReplacedSampling = field(init=False)
     deduplicator: RequestDeduplicator = field(default_factory=lambda: RequestDeduplicator(time.monotonic))
 
-    _surroundings: dict[tuple[str, bool, str], CallSurroundings] = field(default_factory=dict)
-    """By channel, whether the call is a rollout's, and trained model."""
+    _surroundings: dict[tuple[str, bool, str, str], DialectContext] = field(default_factory=dict)
+    """By channel, whether the call is a rollout's, trained model, and path template."""
 
     def __post_init__(self) -> None:
         self.continuation = Continuation(self.engines)
@@ -128,14 +128,12 @@ class AgentCalls:
         scope: Message,
         receive: Receive,
         send: Send,
-        ref: TrajectoryRef,
-        dialect: Dialect,
+        asked: AskedCall,
         caller: Caller,
-        *,
-        is_whitebox: bool = False,
     ) -> None:
         """A call of NO_TRAJECTORY belongs to a session of the caller, or to the trajectory that its header names. If it
         is a white-box one, it is not recorded on purpose."""
+        ref, dialect, is_whitebox = asked.ref, asked.dialect, asked.is_whitebox
         writer = ResponseWriter(send, time.monotonic)
         writer.handover = handover_of(scope)
         opener = caller if ref == NO_TRAJECTORY and not is_whitebox else None
@@ -151,9 +149,10 @@ class AgentCalls:
             with self.admit(scope, ref, caller) as use:
                 raw = await use.body(receive)
                 if is_whitebox:
-                    placed, call = WHITEBOX, as_unrecorded(dialect.read(raw, self.around))
+                    around = replace(self.around, url=asked.url)
+                    placed, call = WHITEBOX, as_unrecorded(dialect.read(raw, around))
                 else:
-                    placed, call = await self._placed(ref, opener, headers, dialect, raw)
+                    placed, call = await self._placed(asked, opener, headers, raw)
                     ref = placed.ref
                     call = await self.channels.route(call, placed.channel, self._trained_model)
                 if placed.unrecorded is not None:
@@ -167,7 +166,7 @@ class AgentCalls:
                     self.replaced.note(placed.channel, call.replaced, told)
                     writer.headers.append((SAMPLING_HEADER, told.encode()))
                 begun = self._begin(call, placed, headers, raw)
-                sighting, key = Sighting(partial(self._mark, placed.ref)), headers.shared_key(raw)
+                sighting, key = Sighting(partial(self._mark, placed.ref)), headers.shared_key(raw, asked.url.sent)
                 exchange = Exchange(
                     kind, placed, call, begun, writer, headers, dialect.stream(call), sighting, key, is_whitebox
                 )
@@ -175,7 +174,9 @@ class AgentCalls:
                     writer.headers.append((TRAJECTORY_HEADER, f"{shown.trajectory_uid}/{shown.prompt_uid}".encode()))
                 with self.known.call_of(ref):
                     name = caller.quota_name or ref.trajectory_uid
-                    await self._join_or_lead(exchange, Client(scope, receive), headers.key(ref, raw), name)
+                    await self._join_or_lead(
+                        exchange, Client(scope, receive), headers.key(ref, raw, asked.url.text), name
+                    )
                 use.use(exchange.prompt_tokens + exchange.response_tokens)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
@@ -198,32 +199,34 @@ class AgentCalls:
             self.in_flight -= 1
 
     async def _placed(
-        self, ref: TrajectoryRef, opener: Caller | None, headers: CallHeaders, dialect: Dialect, raw: bytes
+        self, asked: AskedCall, opener: Caller | None, headers: CallHeaders, raw: bytes
     ) -> tuple[CallPlace, ModelCall]:
         """An agent's call, and the trajectory to which it belongs."""
+        ref, dialect, url = asked.ref, asked.dialect, asked.url
         if opener is not None and (opener.session is not None or headers.session is None):
             channel = session_key_of(opener).channel or TRAIN
-            call = dialect.read(raw, self.surroundings(channel, is_rollout=False))
+            call = dialect.read(raw, self.surroundings(channel, url, is_rollout=False))
             placed = await self.placement.by_key(opener, headers, call)
         else:
             finding = self.placement.by_header(opener, headers) if opener else self.placement.by_url(ref, headers)
             placed = await finding
-            call = dialect.read(raw, self.surroundings(placed.channel, is_rollout=placed.is_rollout))
+            call = dialect.read(raw, self.surroundings(placed.channel, url, is_rollout=placed.is_rollout))
         if placed.unrecorded is None:
             return placed, await self.stored.complete(call, placed.ref)
         return placed, as_uncaptured(call)
 
-    def surroundings(self, channel: str, *, is_rollout: bool) -> CallSurroundings:
+    def surroundings(self, channel: str, url: CallUrl, *, is_rollout: bool) -> DialectContext:
         trained = self._trained_model
-        key = channel, is_rollout, trained
+        key = channel, is_rollout, trained, url.path
         known = self._surroundings.get(key)
         if known is None:
             known = self._surroundings[key] = replace(
                 self.around,
                 sampling=policy_for(self.sampling, channel, is_rollout=is_rollout),
                 models=(trained, *self.other_models) if trained else (),
+                url=CallUrl(url.path, url.path),
             )
-        return known
+        return known if url.is_plain else replace(known, url=url)
 
     @property
     def _trained_model(self) -> str:

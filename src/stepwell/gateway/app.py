@@ -25,7 +25,7 @@ from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.call_placement import SESSION_IDS, CallPlacement, SessionIds
 from stepwell.gateway.conversations import Conversations
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect
+from stepwell.gateway.dialects.dialect import Dialect, DialectContext
 from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.dialects.step_seal import StepSeal
@@ -158,7 +158,7 @@ def create_app(
         steps=steps,
         metrics=metrics,
         tracing=traces,
-        around=CallSurroundings(response_length, seal=StepSeal(keys), rules=rules),
+        around=DialectContext(response_length, seal=StepSeal(keys), rules=rules),
         sampling=sampling,
         other_models=other_models,
         marked_side_calls=frozenset(marked_side_calls),

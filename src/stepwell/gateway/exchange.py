@@ -2,17 +2,32 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepwell.gateway.bridge.bridge import PromptPlan
 from stepwell.gateway.call_placement import CallPlace
-from stepwell.gateway.dialects.dialect import Dialect, ModelCall, StreamWriter
+from stepwell.gateway.dialects.dialect import NO_URL, CallUrl, Dialect, ModelCall, StreamWriter
 from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.http.sighting import Sighting
 from stepwell.gateway.recording.step_builder import BegunStep
 from stepwell.pool.api.calls import CallBegun
+from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.steps.step import Step
+
+
+class AskedCall(NamedTuple):
+    """A model call that a client asks for, as its path tells."""
+
+    ref: TrajectoryRef
+    """NO_TRAJECTORY if the path names none."""
+    dialect: Dialect
+    url: CallUrl = NO_URL
+    is_whitebox: bool = False
+    """It is below /unrecorded."""
+    route: str = ""
+    """The path, with the dialect's template at its end."""
 
 
 @dataclass(slots=True, eq=False)

@@ -4,18 +4,18 @@ They have the request rules and the quotas of other calls: an engine fetches the
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepwell.access.caller import Caller
 from stepwell.engines.replies import RefusedReply
 from stepwell.gateway.agent_calls import AgentCalls
-from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
-from stepwell.gateway.exchange import send_error
+from stepwell.gateway.dialects.dialect import TokenCounter
+from stepwell.gateway.exchange import AskedCall, send_error
 from stepwell.gateway.http.error_responses import describe_refusal, describe_unforeseen
 from stepwell.gateway.http.request_body import Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
-from stepwell.pool.api.producing import TRAIN, TrajectoryRef
+from stepwell.pool.api.producing import TRAIN
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.wire.openai import Upstream
 
@@ -30,16 +30,16 @@ class TokenCounts:
         scope: Message,
         receive: Receive,
         send: Send,
-        ref: TrajectoryRef,
-        dialect: Dialect,
+        asked: AskedCall,
         counter: TokenCounter,
         caller: Caller,
     ) -> None:
+        ref, dialect = asked.ref, asked.dialect
         writer = ResponseWriter(send, time.monotonic)
         began = writer.touched_at
         try:
             with self.calls.admit(scope, ref, caller) as use:
-                counted = await self._count(await use.body(receive), ref, counter)
+                counted = await self._count(await use.body(receive), asked, counter)
             if isinstance(counted, RefusedReply):
                 await send_error(writer, dialect, describe_refusal(counted.status, counted.body))
             else:
@@ -51,15 +51,14 @@ class TokenCounts:
             kind = f"{dialect.name}_count"
             self.calls.metrics.call_done(kind, writer.status, time.monotonic() - began, None, 0, 0)
 
-    async def _count(self, raw: bytes, ref: TrajectoryRef, counter: TokenCounter) -> int | RefusedReply:
-        calls = self.calls
+    async def _count(self, raw: bytes, asked: AskedCall, counter: TokenCounter) -> int | RefusedReply:
+        calls, ref = self.calls, asked.ref
         if ref == NO_TRAJECTORY:
-            around = calls.around
+            around = replace(calls.around, url=asked.url)
         else:
             is_session = bool(session_id_of(ref.prompt_uid))  # a count opens no trajectory
-            around = calls.surroundings(
-                TRAIN if is_session else await calls.known.channel_of(ref), is_rollout=not is_session
-            )
+            channel = TRAIN if is_session else await calls.known.channel_of(ref)
+            around = calls.surroundings(channel, asked.url, is_rollout=not is_session)
         request = counter.read(raw, around)
         calls.removed.note(around.rules.apply(request, Upstream.CHAT))
         return await calls.engines.count_tokens(request)

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, PromptTexts
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall, PromptTexts
 from stepwell.gateway.dialects.openai_choices import copy_reasoning
 from stepwell.gateway.dialects.openai_request import (
     COMMON_FIELDS,
@@ -66,7 +66,7 @@ class ChatDialect(OpenAIAnswers):
     )
     request_schema: Mapping[str, Any] = REQUEST_SCHEMA
 
-    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+    def read(self, raw: bytes, around: DialectContext) -> ModelCall:
         request = read_json_object(raw)
         malformed = repair_messages(request.get("messages"))
         if around.rules.calls_as_text and request.get("tools") and request.get("tool_choice") in (None, "auto"):

@@ -192,15 +192,19 @@ class CallHeaders:
         """Also at other gateways."""
         return Repeats.ALL if self.idempotency_key is not None or self.is_retry else Repeats.LOST
 
-    def shared_key(self, body: bytes) -> str:
-        """As `key`, the same in all gateways."""
-        return blake2b(self.idempotency_key or body, digest_size=16).hexdigest()
+    def shared_key(self, body: bytes, url: str = "") -> str:
+        """The same key in all gateways. `url` is what the call's URL says beside the path of its dialect."""
+        digest = blake2b(self.idempotency_key or body, digest_size=16)
+        if url and self.idempotency_key is None:
+            digest.update(b"\0" + url.encode(errors="surrogatepass"))
+        return digest.hexdigest()
 
-    def key(self, ref: TrajectoryRef, body: bytes) -> Hashable:
-        """Two calls with the same key are the same, if the later one may join."""
+    def key(self, ref: TrajectoryRef, body: bytes, url: str = "") -> Hashable:
+        """Two calls with the same key are the same, if the later one may join. `url` is what stands in the URL below
+        the base_url."""
         if self.idempotency_key is not None:
             return ref, self.idempotency_key
-        return ref, len(body), hash(body)
+        return ref, url, len(body), hash(body)
 
 
 def read_call_headers(headers: Headers) -> CallHeaders:

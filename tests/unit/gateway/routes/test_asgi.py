@@ -13,6 +13,7 @@ from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
+from stepwell.gateway.exchange import AskedCall
 from stepwell.gateway.http.request_body import LARGEST_BODY, Headers, Message, Receive, Send
 from stepwell.gateway.routes.access import AccessCheck, access_table, call_paths
 from stepwell.gateway.routes.asgi import GatewayAsgi
@@ -40,14 +41,11 @@ class Behind:
         scope: Message,
         receive: Receive,
         send: Send,
-        ref: TrajectoryRef,
-        dialect: Dialect,
+        asked: AskedCall,
         caller: Caller,
-        *,
-        is_whitebox: bool = False,
     ) -> None:
-        self.served.append((ref, dialect))
-        self.whitebox.append(is_whitebox)
+        self.served.append((asked.ref, asked.dialect))
+        self.whitebox.append(asked.is_whitebox)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.routed.append(scope.get("path", scope["type"]))
@@ -158,6 +156,18 @@ async def test_without_its_key_nothing_of_a_request_is_looked_at() -> None:
         status, error = await ask(behind, path, keys=(CONTROL,), parts=())
         assert (status, error["code"]) == (401, "forbidden")
     assert (behind.served, behind.routed) == ([], [])
+
+
+@pytest.mark.parametrize("path", ["/t/p/v1/messages", "/t/p/v1/chat/completions"])
+async def test_the_bare_key_may_come_in_the_header_of_a_dialect(path: str) -> None:
+    behind, own = Behind(), AGENT[1].removeprefix(b"Bearer ")
+    assert await ask(behind, path, headers=[(b"x-api-key", own)], keys=(CONTROL,)) == (0, None)
+    both = [(b"authorization", b"Bearer of another server"), (b"x-api-key", own)]
+    assert await ask(behind, path, headers=both, keys=(CONTROL,)) == (0, None)
+    assert len(behind.served) == 2
+    for headers in ([(b"x-api-key", b"wrong")], [(b"x-other-key", own)], [(b"authorization", own)]):
+        assert (await ask(behind, path, headers=headers, keys=(CONTROL,)))[0] == 401
+    assert len(behind.served) == 2
 
 
 async def test_a_trajectorys_key_opens_its_own_calls_only() -> None:
