@@ -23,7 +23,7 @@ from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.gateway.bridge.parents import Turn
 from stepwell.gateway.call_book import CallBook
-from stepwell.gateway.call_placement import CallPlace, CallPlacement, session_key_of
+from stepwell.gateway.call_resolver import CallPlace, CallResolver, session_key_of
 from stepwell.gateway.channel_routing import ChannelRouting
 from stepwell.gateway.continuation import Continuation
 from stepwell.gateway.dialects.dialect import CallUrl, DialectContext, ModelCall
@@ -50,7 +50,6 @@ from stepwell.gateway.http.sighting import Sighting, handover_of, is_handed_over
 from stepwell.gateway.http.tracing import Tracing
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, BegunStep, PromptOrigin, StepBuilder
 from stepwell.gateway.stored_conversations import StoredConversations, store_turn
-from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.unrecorded_calls import (
     NO_TRAJECTORY,
     UNRECORDED_HEADER,
@@ -86,8 +85,7 @@ class AgentCalls:
 
     pool: StepSink
     engines: EngineFleet
-    known: KnownTrajectories
-    placement: CallPlacement
+    resolver: CallResolver
     steps: StepBuilder
     metrics: GatewayMetrics
     tracing: Tracing | None
@@ -172,7 +170,7 @@ class AgentCalls:
                 )
                 if opener is not None and (shown := placed.shown) is not None:
                     writer.headers.append((TRAJECTORY_HEADER, f"{shown.trajectory_uid}/{shown.prompt_uid}".encode()))
-                with self.known.call_of(ref):
+                with self.resolver.call_of(ref):
                     name = caller.quota_name or ref.trajectory_uid
                     await self._join_or_lead(
                         exchange, Client(scope, receive), headers.key(ref, raw, asked.url.text), name
@@ -206,9 +204,9 @@ class AgentCalls:
         if opener is not None and (opener.session is not None or headers.session is None):
             channel = session_key_of(opener).channel or TRAIN
             call = dialect.read(raw, self.surroundings(channel, url, is_rollout=False))
-            placed = await self.placement.by_key(opener, headers, call)
+            placed = await self.resolver.by_key(opener, headers, call)
         else:
-            finding = self.placement.by_header(opener, headers) if opener else self.placement.by_url(ref, headers)
+            finding = self.resolver.by_header(opener, headers) if opener else self.resolver.by_url(ref, headers)
             placed = await finding
             call = dialect.read(raw, self.surroundings(placed.channel, url, is_rollout=placed.is_rollout))
         if placed.unrecorded is None:
@@ -472,7 +470,7 @@ class AgentCalls:
     def _note_turn(self, exchange: Exchange, messages: Callable[[], Sequence[Mapping[str, Any] | None]]) -> None:
         """So that a later call with the same session key can continue it."""
         if (conversation := exchange.placed.conversation) is not None:
-            self.placement.conversations.note(conversation, exchange.begun.uid, messages)
+            self.resolver.note_answer(conversation, exchange.begun.uid, messages)
 
     async def _record_cut_short(
         self, exchange: Exchange, reply: EngineReply, choices: Sequence[Sampled], *, by_agent: bool

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepwell.gateway.bridge.bridge import PromptPlan
-from stepwell.gateway.call_placement import CallPlace
+from stepwell.gateway.call_resolver import CallPlace
 from stepwell.gateway.dialects.dialect import NO_URL, CallUrl, Dialect, ModelCall, StreamWriter
 from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error

@@ -57,7 +57,7 @@ class TokenCounts:
             around = replace(calls.around, url=asked.url)
         else:
             is_session = bool(session_id_of(ref.prompt_uid))  # a count opens no trajectory
-            channel = TRAIN if is_session else await calls.known.channel_of(ref)
+            channel = TRAIN if is_session else await calls.resolver.channel_of(ref)
             around = calls.surroundings(channel, asked.url, is_rollout=not is_session)
         request = counter.read(raw, around)
         calls.removed.note(around.rules.apply(request, Upstream.CHAT))

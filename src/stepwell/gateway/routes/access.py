@@ -12,8 +12,8 @@ from stepwell.access.caller import AGENT, Caller, Role
 from stepwell.access.route_guard import RouteGuard, wrong_role
 from stepwell.access.route_table import TRAJECTORY_ROOT, Route, RouteTable, gateway_routes
 from stepwell.errors import Forbidden
-from stepwell.gateway.call_placement import RESERVED_PREFIXES
 from stepwell.gateway.dialects.dialect import Dialect
+from stepwell.gateway.session_ids import RESERVED_PREFIXES
 from stepwell.pool.api.sessions import RESERVED_UIDS
 
 
