@@ -17,17 +17,19 @@ from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
+from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls, DialectContexts
 from stepwell.gateway.background_work import BackgroundWork
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.call_resolver import ASK_TIMEOUT, CallResolver
+from stepwell.gateway.channel_routing import ChannelRouting
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext
 from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.dialects.step_seal import StepSeal
+from stepwell.gateway.engine_answers import EngineAnswers
 from stepwell.gateway.http import error_responses, tracing
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.quotas import CallQuota, CallQuotas
@@ -146,27 +148,37 @@ def create_app(
     if bridge is not None:
         bridges = Bridge(engines=engines, pool=pool, thinking=bridge, render_timeout=limits.render_timeout)
     keep_alives = KeepAlives(limits.keep_alive_seconds)
-    calls = AgentCalls(
+    answers = EngineAnswers(
         pool=pool,
         engines=engines,
         resolver=resolver,
         steps=steps,
+        book=book,
         metrics=metrics,
-        tracing=traces,
-        around=DialectContext(response_length, seal=StepSeal(keys), rules=rules),
-        sampling=sampling,
-        other_models=other_models,
-        marked_side_calls=frozenset(marked_side_calls),
         left_out=left_out,
         keep_alives=keep_alives,
         bridge=bridges,
+    )
+    contexts = DialectContexts(
+        around=DialectContext(response_length, seal=StepSeal(keys), rules=rules),
+        sampling=sampling,
+        trained_model=lambda: trained_model or engines.model,
+        other_models=other_models,
+    )
+    calls = AgentCalls(
+        resolver=resolver,
+        contexts=contexts,
+        channels=ChannelRouting(pool, engines.hold),
+        answers=answers,
+        metrics=metrics,
+        tracing=traces,
+        marked_side_calls=frozenset(marked_side_calls),
         max_in_flight=limits.max_in_flight,
         quotas=CallQuotas(quota),
-        book=book,
     )
 
     def drop_turns(trajectory_uid: str) -> None:
-        calls.stored.forget(trajectory_uid)
+        answers.stored.forget(trajectory_uid)
         if bridges is not None:
             bridges.turns.forget(trajectory_uid)
 

@@ -4,13 +4,13 @@ They have the request rules and the quotas of other calls: an engine fetches the
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stepwell.access.caller import Caller
 from stepwell.engines.replies import RefusedReply
 from stepwell.gateway.agent_calls import AgentCalls
+from stepwell.gateway.call_in_flight import RequestedCall, send_error
 from stepwell.gateway.dialects.dialect import TokenCounter
-from stepwell.gateway.exchange import AskedCall, send_error
 from stepwell.gateway.http.error_responses import describe_refusal, describe_unforeseen
 from stepwell.gateway.http.request_body import Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter
@@ -30,16 +30,16 @@ class TokenCounts:
         scope: Message,
         receive: Receive,
         send: Send,
-        asked: AskedCall,
+        requested: RequestedCall,
         counter: TokenCounter,
         caller: Caller,
     ) -> None:
-        ref, dialect = asked.ref, asked.dialect
+        ref, dialect = requested.ref, requested.dialect
         writer = ResponseWriter(send, time.monotonic)
         began = writer.touched_at
         try:
             with self.calls.admit(scope, ref, caller) as use:
-                counted = await self._count(await use.body(receive), asked, counter)
+                counted = await self._count(await use.body(receive), requested, counter)
             if isinstance(counted, RefusedReply):
                 await send_error(writer, dialect, describe_refusal(counted.status, counted.body))
             else:
@@ -51,14 +51,14 @@ class TokenCounts:
             kind = f"{dialect.name}_count"
             self.calls.metrics.call_done(kind, writer.status, time.monotonic() - began, None, 0, 0)
 
-    async def _count(self, raw: bytes, asked: AskedCall, counter: TokenCounter) -> int | RefusedReply:
-        calls, ref = self.calls, asked.ref
+    async def _count(self, raw: bytes, requested: RequestedCall, counter: TokenCounter) -> int | RefusedReply:
+        calls, ref = self.calls, requested.ref
         if ref == NO_TRAJECTORY:
-            around = replace(calls.around, url=asked.url)
+            around = calls.contexts.without_channel(requested.url)
         else:
             is_session = bool(session_id_of(ref.prompt_uid))  # a count opens no trajectory
             channel = TRAIN if is_session else await calls.resolver.channel_of(ref)
-            around = calls.surroundings(channel, asked.url, is_rollout=not is_session)
+            around = calls.contexts.context_of(channel, requested.url, is_rollout=not is_session)
         request = counter.read(raw, around)
         calls.removed.note(around.rules.apply(request, Upstream.CHAT))
         return await calls.engines.count_tokens(request)

@@ -63,8 +63,8 @@ class CallerUsage:
     at: float = 0.0
 
 
-class CallInFlight:
-    """Counted from its creation until it is left."""
+class QuotaUse:
+    """What one call takes from its caller's quota, from its creation until it is left."""
 
     __slots__ = ("_declared", "_is_bounded", "_quotas", "_size", "_usage")
 
@@ -105,7 +105,7 @@ class CallQuotas:
     """Of the bodies of all calls in flight."""
     _callers: dict[str, CallerUsage] = field(default_factory=dict)
 
-    def call_of(self, caller: str, size: int | None) -> "CallInFlight":
+    def call_of(self, caller: str, size: int | None) -> QuotaUse:
         """A call with a body of this size, if its headers declare one. Overloaded if the caller has too much; an empty
         caller has no quota."""
         usage = self._usage(caller) if caller else CallerUsage()
@@ -113,7 +113,7 @@ class CallQuotas:
             self._check("in_flight", usage.in_flight + 1, self.quota.in_flight)
             self._check("per_second", usage.calls + 1, self.quota.per_second * BURST_SECONDS)
             self._check("tokens_per_second", usage.tokens, self.quota.tokens_per_second * BURST_SECONDS)
-        return CallInFlight(self, usage, size, is_bounded=bool(caller))
+        return QuotaUse(self, usage, size, is_bounded=bool(caller))
 
     def take(self, usage: CallerUsage, size: int, *, is_bounded: bool) -> None:
         """So many more bytes of a body."""

@@ -19,9 +19,9 @@ from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.errors import BadRequest, StepwellError, TooLarge, UnknownAddress
 from stepwell.gateway.agent_calls import AgentCalls
+from stepwell.gateway.call_in_flight import RequestedCall, send_error
 from stepwell.gateway.dialects import side_calls
 from stepwell.gateway.dialects.dialect import PLACE, CallUrl, Dialect
-from stepwell.gateway.exchange import AskedCall, send_error
 from stepwell.gateway.http.error_responses import describe
 from stepwell.gateway.http.request_body import (
     LARGEST_BODY,
@@ -64,7 +64,7 @@ class CallPaths:
         others = f"({'|'.join(UNRECORDED_ROOTS)})|{'|'.join(ROOTS)}"
         self._model_call = re.compile(rf"(?:{trajectory}|{others})/({paths})")
 
-    def find(self, path: str) -> AskedCall | None:
+    def find(self, path: str) -> RequestedCall | None:
         """None if the path is no model call's."""
         match = self._model_call.fullmatch(path)
         found = None if match is None else self._find(match[4])
@@ -73,7 +73,7 @@ class CallPaths:
         dialect, url = found
         ref = TrajectoryRef(match[1], match[2]) if match[1] else NO_TRAJECTORY
         route = path if url.is_plain else path[: match.start(4)] + url.path
-        return AskedCall(ref, dialect, url, match[3] is not None, route)
+        return RequestedCall(ref, dialect, url, match[3] is not None, route)
 
     def dialect_at(self, path: str) -> Dialect | None:
         """The dialect that has this path below a base_url."""

@@ -160,7 +160,7 @@ def register_readings(
     text = "Kept answers that a call with their Idempotency-Key does not get any more."
     counter("stepwell_kept_answers_dropped", text, ("cause",), lambda: counts(calls.deduplicator.dropped))
     text = "Answers that ended before the pool knew of their call: it was away, or did not answer within 2 s."
-    counter("stepwell_unannounced_answers", text, (), lambda: [((), calls.book.unannounced)])
+    counter("stepwell_unannounced_answers", text, (), lambda: [((), calls.answers.book.unannounced)])
     gauge("stepwell_engine_state", "1 for the state an engine is in.", ("engine", "state"), states)
     gauge("stepwell_engine_in_flight", "Calls in flight at an engine.", ("engine",), loads)
     _register_canary_readings(metrics, engines)

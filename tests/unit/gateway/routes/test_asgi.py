@@ -11,9 +11,9 @@ from stepwell.access.route_guard import RouteGuard
 from stepwell.access.route_table import BELOW_A_TRAJECTORY
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
+from stepwell.gateway.call_in_flight import RequestedCall
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.gateway.exchange import AskedCall
 from stepwell.gateway.http.request_body import LARGEST_BODY, Headers, Message, Receive, Send
 from stepwell.gateway.routes.access import AccessCheck, access_table, call_paths
 from stepwell.gateway.routes.asgi import GatewayAsgi
@@ -41,11 +41,11 @@ class Behind:
         scope: Message,
         receive: Receive,
         send: Send,
-        asked: AskedCall,
+        requested: RequestedCall,
         caller: Caller,
     ) -> None:
-        self.served.append((asked.ref, asked.dialect))
-        self.whitebox.append(asked.is_whitebox)
+        self.served.append((requested.ref, requested.dialect))
+        self.whitebox.append(requested.is_whitebox)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.routed.append(scope.get("path", scope["type"]))
