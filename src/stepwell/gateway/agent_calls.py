@@ -11,19 +11,18 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwell.access.caller import Caller
+from stepwell.common.bounded_http import WHEN_GONE
 from stepwell.errors import Overloaded
 from stepwell.gateway.call_in_flight import CallInFlight, RequestedCall, send_error
 from stepwell.gateway.call_resolver import CallPlace, CallResolver, session_key_of
 from stepwell.gateway.channel_routing import ChannelRouting
 from stepwell.gateway.dialects.dialect import CallUrl, DialectContext, ModelCall
-from stepwell.gateway.dialects.markers import writes_markers
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy, policy_for, told_sampling
-from stepwell.gateway.dialects.side_calls import side_call_kind
+from stepwell.gateway.dialects.side_calls import side_call_kind, writes_markers
 from stepwell.gateway.engine_answers import EngineAnswers
-from stepwell.gateway.http.client_watch import Client, watch_client
 from stepwell.gateway.http.deduplication import CAPTURE_HEADER, CallHeaders, RequestDeduplicator, read_call_headers
 from stepwell.gateway.http.error_responses import describe_unforeseen
 from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields, ReplacedSampling
@@ -53,6 +52,13 @@ SAMPLING_HEADER = b"x-stepwell-sampling"
 WHITEBOX = CallPlace(NO_TRAJECTORY, "", "", Unrecorded.URL)
 MALFORMED_HISTORY = "malformed_history"
 """In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
+
+
+class Client(NamedTuple):
+    """Who waits for an answer, once the request is read."""
+
+    scope: Message
+    receive: Receive
 
 
 @dataclass(slots=True, kw_only=True)
@@ -301,3 +307,21 @@ class AgentCalls:
         self.metrics.call_done(kind, writer.status, took, first_byte, prompt, response)
         if self.tracing is not None and flight is not None:
             self.tracing.record(kind, flight.pending.started_at, flight.headers.traceparent, flight.attributes())
+
+
+def watch_client(client: Client, on_gone: Callable[[], object]) -> Callable[[], object]:
+    """Call `on_gone` if the client leaves. The function that is returned ends the watching.
+
+    The gateway's own HTTP connections tell it. Under another server, a task waits for it, which costs each call more.
+    """
+    when_gone = (client.scope.get("extensions") or {}).get(WHEN_GONE)
+    if when_gone is None:
+        return asyncio.create_task(_wait_for_leaving(client.receive, on_gone)).cancel
+    end_watching: Callable[[], object] = when_gone(on_gone)
+    return end_watching
+
+
+async def _wait_for_leaving(receive: Receive, on_gone: Callable[[], object]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    on_gone()

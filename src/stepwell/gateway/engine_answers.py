@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
@@ -40,6 +40,8 @@ from stepwell.steps.sampling import LeftOutLog
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import NOT_CONTINUED
 from stepwell.wire.openai import NO_USAGE, Sampled, Usage
+
+Replies: TypeAlias = Callable[[], Sequence[Mapping[str, Any] | None]]
 
 CLOSE_TIMEOUT = 1.0
 """Seconds in which an engine must close a stream after [DONE]; otherwise its connection is not used again."""
@@ -115,7 +117,7 @@ class EngineAnswers:
         return await self.engines.send(call.upstream, call.request, sticky=flight.placed.sticky)
 
     def _mark_choices(self, ref: TrajectoryRef, continued: Sequence[Turn]) -> None:
-        """Of the choices of an earlier answer this call continues one; if several are the same, the first."""
+        """This call continues one of the choices of an earlier answer; if several are the same, the first."""
         passed: set[str] = set()
         for turn in continued:
             if turn.others and turn.uid not in passed:
@@ -200,12 +202,7 @@ class EngineAnswers:
             await self._record(flight, store_turn(call, steps, answer.messages), reply)
         return steps
 
-    def _origin(
-        self,
-        flight: CallInFlight,
-        choices: Sequence[Sampled],
-        messages: Callable[[], Sequence[Mapping[str, Any] | None]],
-    ) -> PromptOrigin:
+    def _origin(self, flight: CallInFlight, choices: Sequence[Sampled], messages: Replies) -> PromptOrigin:
         """`messages` are the replies as the agent gets them."""
         plan = flight.plan
         if plan is None or self.bridge is None or not choices:

@@ -17,7 +17,7 @@ UNRECORDED_PREFIXES: Mapping[str, Unrecorded] = {
     f"unrecorded{SESSION_MARK}": Unrecorded.SESSION,
     f"unsampled{SESSION_MARK}": Unrecorded.SAMPLE,
 }
-"""So begin the prompt_uids of sessions that are not recorded. The pool does not know them."""
+"""How the prompt_uids of sessions begin that are not recorded. The pool does not know them."""
 RESERVED_PREFIXES = (SESSION_PREFIX, *UNRECORDED_PREFIXES)
 LONGEST_ID = 128 - max(map(len, RESERVED_PREFIXES))
 """The prompt_uid of a session is longer than its id."""

@@ -28,7 +28,7 @@ STORED = "stored_turn"
 SETTLE_TIMEOUT = 2.0
 """Seconds in which the pool must take what this gateway holds of the trajectory."""
 MAX_KEPT_BYTES = 64 * 2**20
-"""Of turns that are not stored."""
+"""Bytes of turns that are kept here because they are not stored."""
 UNKNOWN = "this trajectory has no stored response with this id; send the whole input instead"
 
 

@@ -121,7 +121,7 @@ def _repair_call(call: object) -> bool:
 
 
 def is_json_object(text: str) -> bool:
-    """As the engines' own parser sees it: NaN and Infinity are accepted, half a character (a lone surrogate) is not."""
+    """Whether the engines' own parser reads an object: it takes NaN and Infinity, but no lone surrogate."""
     try:
         return isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:

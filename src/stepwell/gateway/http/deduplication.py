@@ -24,9 +24,9 @@ CAPTURE_HEADER = b"x-stepwell-capture"
 KEPT_SECONDS = 600.0
 KEPT_ANSWERS = 10_000
 KEPT_BYTES = 64 * 1024 * 1024
-"""Of answers, in all."""
+"""Bytes of all kept answers."""
 KEPT_OF_A_CALLER = KEPT_BYTES // 8
-"""Of the answers to one caller's calls, so that nobody pushes out those of all others."""
+"""Bytes of the kept answers to one caller, so that nobody pushes out those of all others."""
 AN_ANSWER, A_PART = 2_000, 150
 """Bytes that a kept answer, and each of its parts, take beside the body."""
 LONGEST_KEY = 255
@@ -112,7 +112,7 @@ class RequestDeduplicator:
         self._by_caller: defaultdict[str, OrderedDict[Hashable, None]] = defaultdict(OrderedDict)
         """The keys of the kept answers to each caller, the oldest first."""
         self._bytes: Counter[str] = Counter()
-        """Of the kept answers to each caller."""
+        """Bytes of the kept answers to each caller."""
         self._total = 0
 
     def find(self, key: Hashable) -> SharedResponse | None:

@@ -45,7 +45,7 @@ class SpoolFile:
         """StepwellError if another process has the file open, or if it cannot be used."""
         self.path = path
         self.nbytes = 0
-        """Of all rows."""
+        """Bytes of all rows."""
         self.found: dict[int, list[HeldStep]] = {}
         """The steps that were in the file when it was opened, by row. Only those of the oldest rows are in memory."""
         self._most_found = most_found

@@ -49,7 +49,7 @@ class PendingStep(NamedTuple):
     """Empty if the call is not recorded."""
     prompt_uid: str = ""
     uid: str = ""
-    """Of the first step."""
+    """The uid of the first step."""
     policy_version: int = 0
     started_at: float = 0.0
     sampling: JsonObject = NOTHING

@@ -53,7 +53,7 @@ class TranslatedRequest(NamedTuple):
     request: dict[str, Any]
     """In chat's form."""
     echoed: tuple[str, ...]
-    """As in ModelCall, like the following."""
+    """This field and those that follow are as in ModelCall."""
     texts: PromptTexts
     malformed_history: int
 
