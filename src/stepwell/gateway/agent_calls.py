@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 
 from stepwell.access.caller import Caller
 from stepwell.common.bounded_http import WHEN_GONE
-from stepwell.errors import Overloaded
+from stepwell.engines.engine import DEFAULT_MODEL
+from stepwell.engines.replies import RefusedReply
+from stepwell.errors import EngineUnavailable, Overloaded
 from stepwell.gateway.call_in_flight import CallInFlight, RequestedCall, send_error
 from stepwell.gateway.call_resolver import CallPlace, CallResolver, session_key_of
-from stepwell.gateway.channel_routing import ChannelRouting
-from stepwell.gateway.dialects.dialect import CallUrl, DialectContext, ModelCall
+from stepwell.gateway.dialects.dialect import CallUrl, DialectContext, ModelCall, TokenCounter
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy, policy_for, told_sampling
 from stepwell.gateway.dialects.side_calls import side_call_kind, writes_markers
 from stepwell.gateway.engine_answers import EngineAnswers
 from stepwell.gateway.http.deduplication import CAPTURE_HEADER, CallHeaders, RequestDeduplicator, read_call_headers
-from stepwell.gateway.http.error_responses import describe_unforeseen
+from stepwell.gateway.http.error_responses import describe_refusal, describe_unforeseen
 from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields, ReplacedSampling
 from stepwell.gateway.http.quotas import CallQuotas, QuotaUse
 from stepwell.gateway.http.request_body import Headers, Message, Receive, Send, declared_length
@@ -39,10 +40,14 @@ from stepwell.gateway.unrecorded_calls import (
     as_uncaptured,
     as_unrecorded,
 )
+from stepwell.pool.api.ports import EngineDirectory
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
+from stepwell.pool.api.serving_state import ChannelPolicy
+from stepwell.pool.api.sessions import session_id_of
 from stepwell.steps.conversation import MARKERS_IN_TEXT
 from stepwell.steps.sampling import SIDE_CALL
 from stepwell.steps.step import Json
+from stepwell.wire.openai import Upstream
 
 MAX_IN_FLIGHT = 20_000
 TRAJECTORY_HEADER = b"x-stepwell-trajectory"
@@ -94,6 +99,41 @@ class DialectContexts:
         return replace(self.around, url=url)
 
 
+class ChannelRouting:
+    """Which adapter answers the calls of a channel, and whether they are held.
+
+    - A channel with an adapter of its own is answered by it. An adapter's name stands for the same weights for ever, so
+      the version of every token is certain, whatever happens during the call.
+    - An agent names the trained model; it cannot name an adapter, so it cannot reach that of another channel.
+    - While a channel is paused, its new calls wait. Those of other channels do not.
+    - If the pool cannot be asked for a call's channel, the engines' own weights answer, and the step says so.
+    """
+
+    def __init__(self, directory: EngineDirectory, hold: float) -> None:
+        """`hold`: seconds for which a call waits while its channel is paused."""
+        self._directory = directory
+        self._hold = hold
+
+    async def route(self, call: ModelCall, channel: str, trained_model: str) -> ModelCall:
+        """The call to the channel's adapter, as soon as the channel is not paused."""
+        policy = await self._policy(channel)
+        if not policy.adapter or call.request.get("model") not in (None, DEFAULT_MODEL, trained_model):
+            return call
+        return call._replace(request={**call.request, "model": policy.adapter}, policy=policy)
+
+    async def _policy(self, channel: str) -> ChannelPolicy:
+        serving = self._directory.serving
+        if serving is None or not serving.channels:
+            return ChannelPolicy(channel)
+        try:
+            async with asyncio.timeout(self._hold):
+                while (policy := serving.channel(channel)).paused:
+                    serving = await self._directory.serving_after(serving)
+        except TimeoutError:
+            raise EngineUnavailable(f"channel {channel!r} has been paused for {self._hold:g} s") from None
+        return policy
+
+
 @dataclass(slots=True, kw_only=True)
 class AgentCalls:
     """Calls in any dialect: of agents, which have a base_url, and unrecorded ones."""
@@ -130,7 +170,7 @@ class AgentCalls:
         flight = None
         try:
             headers = self._read_headers(scope, caller, writer)
-            with self.admit(scope, ref, caller) as use:
+            with self._admit(scope, ref, caller) as use:
                 raw = await use.body(receive)
                 placed, call = await self._placed(requested, caller, headers, raw)
                 ref = placed.ref
@@ -161,8 +201,48 @@ class AgentCalls:
         finally:
             self._count(kind, writer, began, flight)
 
+    async def count_tokens(
+        self,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        requested: RequestedCall,
+        counter: TokenCounter,
+        caller: Caller,
+    ) -> None:
+        """Count the tokens of a prompt: an engine renders it. Nothing is generated and nothing is recorded. The request
+        rules and the quotas of other calls hold: an engine fetches the images of such a prompt too."""
+        ref, dialect = requested.ref, requested.dialect
+        writer = ResponseWriter(send, time.monotonic)
+        began = writer.touched_at
+        try:
+            with self._admit(scope, ref, caller) as use:
+                request = await self._prompt_to_count(await use.body(receive), requested, counter)
+                counted = await self.answers.engines.count_tokens(request)
+            if isinstance(counted, RefusedReply):
+                await send_error(writer, dialect, describe_refusal(counted.status, counted.body))
+            else:
+                await writer.whole(200, counter.reply(counted))
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
+            what = f"a count of tokens of trajectory {ref.trajectory_uid}"
+            await send_error(writer, dialect, describe_unforeseen(failure, what))
+        finally:
+            self.metrics.call_done(f"{dialect.name}_count", writer.status, time.monotonic() - began, None, 0, 0)
+
+    async def _prompt_to_count(self, raw: bytes, requested: RequestedCall, counter: TokenCounter) -> dict[str, Any]:
+        ref, url = requested.ref, requested.url
+        if ref == NO_TRAJECTORY:
+            around = self.contexts.without_channel(url)
+        else:
+            is_session = bool(session_id_of(ref.prompt_uid))  # a count opens no trajectory
+            channel = TRAIN if is_session else await self.resolver.channel_of(ref)
+            around = self.contexts.context_of(channel, url, is_rollout=not is_session)
+        request = counter.read(raw, around)
+        self.removed.note(around.rules.apply(request, Upstream.CHAT))
+        return request
+
     @contextlib.contextmanager
-    def admit(self, scope: Message, ref: TrajectoryRef, caller: Caller) -> Iterator[QuotaUse]:
+    def _admit(self, scope: Message, ref: TrajectoryRef, caller: Caller) -> Iterator[QuotaUse]:
         """A call in flight, which takes from the quota of its caller. Overloaded if there are too many."""
         self.in_flight += 1
         try:

@@ -17,13 +17,12 @@ from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls, DialectContexts
+from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls, ChannelRouting, DialectContexts
 from stepwell.gateway.background_work import BackgroundWork
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.call_resolver import ASK_TIMEOUT, CallResolver
-from stepwell.gateway.channel_routing import ChannelRouting
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext
 from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
@@ -52,7 +51,6 @@ from stepwell.gateway.routes.operator_routes import (
 from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
 from stepwell.gateway.session_ids import SESSION_IDS, SessionIds
-from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
 from stepwell.steps.sampling import LeftOutLog
@@ -240,5 +238,5 @@ def create_app(
     async def openapi() -> Response:
         return Response(openapi_document(app.openapi(), dialects), media_type=error_responses.JSON)
 
-    access, counts = AccessCheck(RouteGuard(keys, audit), access_table(dialects)), TokenCounts(calls)
-    return GatewayAsgi(app, calls, counts, access, dialects, atropos, cross_site=CrossSiteCheck(hosts))
+    access = AccessCheck(RouteGuard(keys, audit), access_table(dialects))
+    return GatewayAsgi(app, calls, access, dialects, atropos, cross_site=CrossSiteCheck(hosts))

@@ -34,7 +34,6 @@ from stepwell.gateway.http.request_body import (
 )
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.routes.access import AccessCheck, call_paths
-from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS
@@ -115,7 +114,6 @@ class GatewayAsgi:
         self,
         app: FastAPI,
         calls: AgentCalls,
-        counts: TokenCounts,
         access: AccessCheck,
         dialects: Sequence[Dialect],
         atropos: MountedApp | None = None,
@@ -125,7 +123,6 @@ class GatewayAsgi:
     ) -> None:
         self.app = app
         self._calls = calls
-        self._counts = counts
         self._access = access
         self._atropos = atropos
         self._cross_site = cross_site or CrossSiteCheck()
@@ -159,7 +156,7 @@ class GatewayAsgi:
             return
         if call is not None and scope["method"] == "POST":
             if (counter := call.dialect.token_counter) is not None and counter.path == call.url.path:
-                await self._counts.serve(scope, receive, send, call, counter, caller)
+                await self._calls.count_tokens(scope, receive, send, call, counter, caller)
             else:
                 await self._calls.serve(scope, receive, send, call, caller)
         else:

@@ -17,7 +17,6 @@ from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.http.request_body import LARGEST_BODY, Headers, Message, Receive, Send
 from stepwell.gateway.routes.access import AccessCheck, access_table, call_paths
 from stepwell.gateway.routes.asgi import GatewayAsgi
-from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
 from tests.unit.gateway.asgi import exchange
@@ -60,7 +59,7 @@ class Behind:
 def make_front(behind: Behind, keys: tuple[str, ...], largest_body: int = LARGEST_BODY) -> GatewayAsgi:
     access = AccessCheck(RouteGuard(AccessKeys(keys)), access_table(DIALECTS))
     calls = cast("AgentCalls", behind)
-    return GatewayAsgi(cast("FastAPI", behind), calls, TokenCounts(calls), access, DIALECTS, largest_body=largest_body)
+    return GatewayAsgi(cast("FastAPI", behind), calls, access, DIALECTS, largest_body=largest_body)
 
 
 async def ask(
