@@ -290,7 +290,7 @@ class AgentCalls:
         """What the answer's headers and the metrics say of how the call is treated."""
         if placed.unrecorded is not None:
             self.metrics.calls_unrecorded[placed.unrecorded].inc()
-            if placed.unrecorded is not Unrecorded.FORGOTTEN:
+            if placed.unrecorded is not Unrecorded.DELETED:
                 writer.headers.append((UNRECORDED_HEADER, placed.unrecorded.encode()))
         if call.removed:
             self.removed.note(call.removed)

@@ -176,9 +176,9 @@ def create_app(
     )
 
     def drop_turns(trajectory_uid: str) -> None:
-        answers.stored.forget(trajectory_uid)
+        answers.stored.drop(trajectory_uid)
         if bridges is not None:
-            bridges.turns.forget(trajectory_uid)
+            bridges.turns.drop(trajectory_uid)
 
     resolver.on_drop = drop_turns
     register_readings(metrics, calls, engines, outbox, spool)

@@ -90,9 +90,9 @@ class CallPlace:
 
     @property
     def shown(self) -> TrajectoryRef | None:
-        """The trajectory that the answer names; None if the call is not recorded. The session of a forgotten person
-        looks like any other."""
-        if self.unrecorded is Unrecorded.FORGOTTEN:
+        """The trajectory that the answer names; None if the call is not recorded. The session of a person whose
+        data was deleted looks like any other."""
+        if self.unrecorded is Unrecorded.DELETED:
             return TrajectoryRef(self.sticky, session_prompt_uid(self.sticky))
         return self.ref if self.unrecorded is None else None
 
@@ -228,9 +228,13 @@ class CallResolver:
         self.add(ref, channel)
         return channel
 
-    async def open_session(self, call: SessionCall) -> SessionPlace:
-        """The place of a session, which is opened if it is new. A failure of the pool is raised."""
-        place = await self._pool.place_session(call)
+    async def open_session(self, call: SessionCall) -> SessionPlace | None:
+        """The place of a session, which is opened if it is new; None if the data of its user was deleted. A failure of
+        the pool is raised."""
+        try:
+            place = await self._pool.place_session(call)
+        except Forgotten:
+            return None
         assert place is not None
         self._note_place(call.session_id, place)
         return place
@@ -323,8 +327,8 @@ class CallResolver:
     ) -> CallPlace:
         if not headers.is_captured:
             return _unrecorded(session_id, Unrecorded.HEADER)
-        if self.ids.is_forgotten(session_id):
-            return _unrecorded(session_id, Unrecorded.FORGOTTEN)
+        if self.ids.is_unrecorded(session_id):
+            return _unrecorded(session_id, Unrecorded.DELETED)
         uid = self._names.get((session_id,), "")
         ref = TrajectoryRef(uid, session_prompt_uid(session_id))
         found = self._cached_channel(ref) if uid else None
@@ -335,7 +339,7 @@ class CallResolver:
             try:
                 place = await self._ask(SESSIONS, self._patience, lambda: self._pool.place_session(call))
             except Forgotten:
-                return _unrecorded(session_id, Unrecorded.FORGOTTEN)
+                return _unrecorded(session_id, Unrecorded.DELETED)
             except PoolFull:
                 return _unrecorded(session_id, Unrecorded.POOL)
             except PoolUnavailable:

@@ -28,8 +28,9 @@ SESSION_IDS = b"stepwell session ids 1\0"
 
 
 class SessionIds:
-    """Makes the ids of sessions. One that is opened for a forgotten person has an HMAC in its id: each gateway with the
-    same control keys sees that its calls are not to be recorded, and nobody else can tell it from other ids."""
+    """Makes the ids of sessions. One that is opened for a person whose data was deleted has an HMAC in its id: each
+    gateway with the same control keys sees that its calls are not to be recorded, and nobody else can tell it from
+    other ids."""
 
     def __init__(self, secrets: Sequence[bytes] = (b"",), sample: float = 1.0) -> None:
         """The first secret makes ids; all are accepted. `sample` is the share of sessions that are recorded."""
@@ -39,7 +40,7 @@ class SessionIds:
     def new(self) -> str:
         return token_hex(2 * HALF_AN_ID)
 
-    def new_forgotten(self) -> str:
+    def new_unrecorded(self) -> str:
         """Its session is in the share that is recorded: another one would give itself away by that."""
         while True:
             nonce = token_hex(HALF_AN_ID)
@@ -47,7 +48,7 @@ class SessionIds:
             if self.is_sampled(session_id):
                 return session_id
 
-    def is_forgotten(self, session_id: str) -> bool:
+    def is_unrecorded(self, session_id: str) -> bool:
         nonce, seal = session_id[: 2 * HALF_AN_ID], session_id[2 * HALF_AN_ID :]
         if len(seal) != 2 * HALF_AN_ID or not session_id.isascii():
             return False

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller, SessionKey
-from stepwell.errors import BadRequest, Forgotten, NotPermitted, TooLarge
+from stepwell.errors import BadRequest, NotPermitted, TooLarge
 from stepwell.gateway.call_resolver import CallResolver
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.quotas import CallQuotas
@@ -150,8 +150,8 @@ class TrajectoryLifecycle:
         return ref
 
     async def _open_session(self, wanted: gateway_api.InitTrajectory, caller: Caller) -> TrajectoryRef:
-        """If the session is open already, it is the same one. That of a forgotten person looks like any other, unless
-        the caller, who cannot have a session key, chooses its id."""
+        """If the session is open already, it is the same one. That of a person whose data was deleted looks like any
+        other, unless the caller, who cannot have a session key, chooses its id."""
         if wanted.prompt_uid or wanted.group_size:
             raise BadRequest("a session is a group of its own; leave prompt_uid and group_size out")
         ids = self.resolver.ids
@@ -165,12 +165,13 @@ class TrajectoryLifecycle:
         if not ids.is_sampled(session_id):
             return TrajectoryRef(session_id, UNSAMPLED + session_id)
         call = SessionCall(session_id, uuid4().hex, wanted.user, wanted.channel, wanted.all_metadata)
-        try:
-            caller.require_channel((await self.resolver.open_session(call)).channel)
-        except Forgotten:
-            if wanted.trajectory_uid:
-                return TrajectoryRef(session_id, UNRECORDED + session_id)
-            session_id = ids.new_forgotten()
+        place = await self.resolver.open_session(call)
+        if place is not None:
+            caller.require_channel(place.channel)
+        elif wanted.trajectory_uid:
+            return TrajectoryRef(session_id, UNRECORDED + session_id)
+        else:
+            session_id = ids.new_unrecorded()
         return TrajectoryRef(session_id, session_prompt_uid(session_id))
 
     async def complete(

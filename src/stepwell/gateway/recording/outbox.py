@@ -169,7 +169,7 @@ class Outbox:
             raise PoolUnavailable(f"{waiting} steps still wait for the pool after {timeout:g} s; try again") from None
 
     async def scrub(self) -> None:
-        """A subject was forgotten: send all that is held, and remove what is left of deleted steps from the spool's
+        """Data is removed for good: send all that is held, and remove what is left of deleted steps from the spool's
         file. PoolUnavailable if that cannot be done now."""
         await self.settle()
         if self._spool is not None:
@@ -399,7 +399,7 @@ class Outbox:
     def _notify(self, held: HeldStep, verdict: SubmitVerdict | None) -> None:
         """Wake those who wait for this step, for its trajectory, or for all steps."""
         if self._confirmer is not None and held.step is not None:
-            self._confirmer.forget(held.step)
+            self._confirmer.discard(held.step)
         if self._calls is not None and held.step is not None:
             if verdict in TAKEN:
                 self._calls.settled(held.step)
