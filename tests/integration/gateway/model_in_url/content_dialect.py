@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.chat_form import assistant_message, text_part
+from stepwell.gateway.dialects.chat_form import assistant_message
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
 from stepwell.gateway.dialects.openai_request import choose_model, make_call, read_json_object
@@ -28,7 +28,7 @@ def read_contents(raw: bytes, around: DialectContext) -> tuple[dict[str, Any], d
     for content in contents:
         text = "\n".join(part["text"] for part in content["parts"])
         is_model = content.get("role") == "model"
-        messages.append(assistant_message(text, "", []) if is_model else {"role": "user", "content": [text_part(text)]})
+        messages.append(assistant_message(text, "", []) if is_model else {"role": "user", "content": text})
     return asked, {"model": around.url.names["model"], "messages": messages}
 
 

@@ -136,7 +136,7 @@ async def test_another_path_is_for_the_admin_alone(client: ContentClient, verb: 
     async with client.http.post(
         f"{client.root}/v1beta/models/tiny{verb}", json={}, headers={"x-goog-api-key": client.key}
     ) as answer:
-        assert answer.status == 401
+        assert answer.status == 403
 
 
 async def test_it_is_served_unrecorded_and_its_prompts_are_counted(
