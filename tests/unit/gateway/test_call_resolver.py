@@ -19,7 +19,7 @@ NEXT = [*HELLO, REPLY, {"role": "user", "content": "and now?"}]
 
 async def test_a_session_is_placed_without_the_pool_until_its_trajectory_is_dropped() -> None:
     pool = LocalPool()
-    resolver, ref = CallResolver(pool), TrajectoryRef("s", session_prompt_uid("s"))
+    resolver, ref = CallResolver(pool, ask_timeout=0.05), TrajectoryRef("s", session_prompt_uid("s"))
     dropped: list[str] = []
     resolver.on_drop = dropped.append
     first = await resolver.by_url(ref, HEADERS)
@@ -36,7 +36,7 @@ async def test_a_pool_that_is_away_for_sessions_is_still_asked_for_trajectories(
     now = 0.0
     pool = LocalPool()
     await pool.register_trajectory(Registration("t", "p", "math"))
-    resolver = CallResolver(pool, clock=lambda: now)
+    resolver = CallResolver(pool, ask_timeout=0.05, clock=lambda: now)
     pool.away = True
     new = await resolver.by_key(ANN, NAMED, chat())
     assert (new.unrecorded, new.shown) == (Unrecorded.POOL, None)
