@@ -147,7 +147,7 @@ async def test_it_is_served_unrecorded_and_its_prompts_are_counted(
     assert text_of((await whitebox.ask(WHOLE))[2]) == "all well"
     status, _, counted = await client.ask(":countTokens")
     assert (status, counted["totalTokens"] > 0) == (200, True)
-    assert pool.taken() == []
+    assert pool.transport.messages == []
 
 
 async def test_it_is_in_the_table_of_routes_and_in_the_document(agent: Agent) -> None:
