@@ -126,9 +126,15 @@ class StepBook:
         return self.steps + self.on_disk if trajectory_uid is None else self._by_trajectory.get(trajectory_uid, 0)
 
     def add(self, steps: Sequence[Step]) -> list[HeldStep]:
-        added = [HeldStep(step.uid, step.trajectory_uid, step) for step in steps]
-        for held in added:
-            self.enter(held)
+        added = []
+        for step in steps:
+            self._arrived += 1
+            held = HeldStep(step.uid, step.trajectory_uid, step, step_bytes(step), self._arrived)
+            self.nbytes += held.nbytes
+            self._by_trajectory[held.trajectory_uid] = self._by_trajectory.get(held.trajectory_uid, 0) + 1
+            added.append(held)
+        self.steps += len(added)
+        self.unsorted.extend(added)
         return added
 
     def enter(self, held: HeldStep) -> None:
