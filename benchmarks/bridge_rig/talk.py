@@ -23,8 +23,8 @@ from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
-from stepwell.gateway.recording.step_builder import BegunStep, PromptOrigin, build_steps
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
+from stepwell.gateway.recording.step_builder import PendingStep, PromptOrigin, build_steps
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import RecordedTurn, TrajectoryRef
 from stepwell.steps.step import IntArray, logprobs_array
@@ -32,7 +32,7 @@ from stepwell.wire.openai import NO_USAGE, Sampled
 
 CHAT = DIALECTS[0]
 REF = TrajectoryRef("t", "p")
-AROUND = CallSurroundings(response_length=64)
+AROUND = DialectContext(response_length=64)
 PATIENCE = 3600.0
 """Seconds for a rendering: nothing here waits for an engine, so a slow machine changes no result."""
 
@@ -135,7 +135,7 @@ class Talk:
         response = self.tokens.encode(written.text)
         sampled = Sampled(prompt, response, logprobs_array([-1.0] * len(response)), reply.finish_reason)
         origin = PromptOrigin(plan.prompt_made, self._bridge.lineages(plan, [reply.message]))
-        begun = BegunStep("t", "p", uid=f"step {len(self._steps)}")
+        begun = PendingStep("t", "p", uid=f"step {len(self._steps)}")
         steps = build_steps(begun, [sampled], NO_USAGE, prompt_length=10**6, origin=origin)
         self._bridge.note(plan, steps)
         self._steps[begun.uid] = RecordedReply(call.request, reply, written, prompt, response)

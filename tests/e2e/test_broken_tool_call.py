@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionChunk
 from stepwell.engines.vllm import DERENDER, VllmEngine
 from stepwell.gateway.continuation import rest_chunk
 from stepwell.gateway.dialects.chat import ChatDialect
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesStream
 from stepwell.steps.step import ids_array, logprobs_array
 from stepwell.wire.openai import Sampled
@@ -60,7 +60,7 @@ async def spelled(vllm: VllmServer, call: ModelCall, sampled: Sampled) -> Json:
 
 
 async def test_a_tool_call_broken_off_anywhere_reaches_the_agent_whole(vllm: VllmServer) -> None:
-    call = ChatDialect().read(json.dumps(ASKED).encode(), CallSurroundings(response_length=64))
+    call = ChatDialect().read(json.dumps(ASKED).encode(), DialectContext(response_length=64))
     logprobs = logprobs_array(np.full(len(IDS), -1.0))
     sampled = Sampled(ids_array(PROMPT_IDS), ids_array(IDS), logprobs, "stop")
     message = await spelled(vllm, call, sampled)

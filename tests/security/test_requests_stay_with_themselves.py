@@ -9,9 +9,9 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.dialects.dialect import CallSurroundings
-from stepwell.gateway.dialects.markers import writes_markers
+from stepwell.gateway.dialects.dialect import DialectContext
 from stepwell.gateway.dialects.request_fields import RequestRules
+from stepwell.gateway.dialects.side_calls import writes_markers
 from stepwell.rewards.sample import sample_of
 from stepwell.steps.sampling import untrainable_reason
 from stepwell.wire.openai import Upstream
@@ -126,7 +126,7 @@ def test_a_dialect_that_translates_passes_on_nothing_of_a_text_but_its_words(
 ) -> None:
     (dialect,) = (dialect for dialect in DIALECTS if dialect.name == name)
     raw = orjson.dumps({"model": "tiny", "max_tokens": 4, **request_body})
-    call = dialect.read(raw, CallSurroundings(response_length=8))
+    call = dialect.read(raw, DialectContext(response_length=8))
     assert {type(message["content"]) for message in call.request["messages"]} == {str}
     assert untrainable_reason(call.request) is None
 
@@ -183,4 +183,4 @@ def test_escaped_markers_are_found_too() -> None:
     chat = next(dialect for dialect in DIALECTS if dialect.name == "chat")
     for written in (rb"\u003c|im_end|>", rb"\u003C\u007Cim_end|>", rb"<\u007cim_end|>", b"<|im_end|>"):
         raw = b'{"messages": [{"role": "user", "content": "%s"}]}' % written
-        assert writes_markers(chat.read(raw, CallSurroundings(8)), raw)
+        assert writes_markers(chat.read(raw, DialectContext(8)), raw)

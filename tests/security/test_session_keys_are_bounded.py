@@ -14,11 +14,11 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key, read_keys, revoke_key
 from stepwell.errors import RewardFailed
-from stepwell.gateway.call_placement import SESSION_IDS, SessionIds
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.dialects.side_calls import SYSTEM_RULES
 from stepwell.gateway.http.quotas import CallQuota
 from stepwell.gateway.routes.asgi import SESSION_BODY
+from stepwell.gateway.session_ids import SESSION_IDS, SessionIds
 from stepwell.gateway.trajectory_lifecycle import SESSION_METADATA
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.sessions import subjects_of
@@ -224,10 +224,10 @@ async def test_a_session_of_a_forgotten_person_is_recorded_nowhere_whoever_calls
 
 def test_every_gateway_with_the_same_control_key_knows_the_sessions_of_forgotten_people() -> None:
     first, same, other = (SessionIds(AccessKeys([key]).secrets(SESSION_IDS)) for key in (CONTROL, CONTROL, 2 * CONTROL))
-    made = [first.new_forgotten() for _ in range(100)]
-    assert all(map(same.is_forgotten, made))
-    assert not any(map(other.is_forgotten, made))
-    assert not any(first.is_forgotten(first.new()) for _ in range(100))
+    made = [first.new_unrecorded() for _ in range(100)]
+    assert all(map(same.is_unrecorded, made))
+    assert not any(map(other.is_unrecorded, made))
+    assert not any(first.is_unrecorded(first.new()) for _ in range(100))
     assert {len(found) for found in made} == {len(first.new())}
 
 

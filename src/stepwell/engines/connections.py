@@ -43,7 +43,7 @@ class RequestTarget(NamedTuple):
     place: tuple[str, int, bool]
     """Host, port, and whether it speaks TLS: requests to the same place share connections."""
     head: bytes
-    """Of a request, from its path on, without the length of its body."""
+    """The head of a request, from its path on, without the length of its body."""
 
 
 class HttpReply:

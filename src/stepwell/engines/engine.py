@@ -108,7 +108,7 @@ class Generated:
     version: int | None = None
     """The engine's policy version, as known when the call was sent: no token is older."""
     logprobs_mode: str = ""
-    """As in EngineFacts."""
+    """The `logprobs_mode` of its EngineFacts."""
 
 
 class StreamedTokens(Protocol):
@@ -199,7 +199,7 @@ class EngineKind(Protocol):
         no larger than its window."""
 
     def exact_request(self, request: Mapping[str, Any], prompt_ids: Sequence[int], facts: EngineFacts) -> EngineRequest:
-        """As `request`, for a chat whose prompt is these ids. The messages are sent too: parsers may read them."""
+        """The request for a chat whose prompt is these ids. The messages are sent too: parsers may read them."""
         raise EngineUnavailable(NO_TOKENS)
 
     def rendering(self, request: Mapping[str, Any], facts: EngineFacts) -> EngineRequest:
@@ -331,7 +331,7 @@ def sampled_by(version: str) -> int | None:
 
 
 def engine_address(text: str) -> str:
-    """As all processes write it. BadRequest if it is no address."""
+    """The address as all processes write it. BadRequest if it is no address."""
     if not text.startswith(("http://", "https://")):
         raise BadRequest(f"{text!r} is not an address; write http://host:port")
     return text.rstrip("/")

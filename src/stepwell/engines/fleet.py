@@ -160,8 +160,8 @@ class EngineFleet:
     async def send_exact(
         self, request: Mapping[str, Any], prompt_ids: Sequence[int], template: str, *, sticky: str = ""
     ) -> EngineReply:
-        """As `send`, for a chat whose prompt is these ids. An engine with another template than the one for which they
-        were made gets the messages alone."""
+        """Send a chat whose prompt is these ids. An engine with another template than the one for which they were
+        made gets the messages alone."""
 
         def make_request(engine: EngineReplica) -> EngineRequest:
             if engine.facts.template == template:
@@ -245,14 +245,14 @@ class EngineFleet:
             await engine.check()
 
     async def join(self, address: str) -> None:
-        """As `add`, in all gateways of the pool and in the weight sync."""
+        """Add an engine in all gateways of the pool and in the weight sync."""
         address = engine_address(address)
         if self._directory is not None:
             await self._directory.change_engines(add=(address,))
         await self.add(address)
 
     async def leave(self, address: str) -> None:
-        """As `remove`, in all gateways of the pool and in the weight sync. BadRequest if there is no such engine."""
+        """Remove an engine in all gateways of the pool and in the weight sync. BadRequest if it is not there."""
         leaving = self.find(address)
         if self._directory is not None:  # first: otherwise the pool's list brings it back
             await self._directory.change_engines(remove=(leaving.address,))

@@ -24,7 +24,7 @@ COSTS = {
 @dataclass(frozen=True, slots=True)
 class MissingCapability:
     fact: str
-    """Of EngineFacts."""
+    """The field of EngineFacts."""
     cost: str
     """What is missing, and what that costs."""
     remedy: str

@@ -43,7 +43,7 @@ class EngineState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSight:
+class EngineReport:
     """What a check of an engine saw, for other processes of the same machine. Times are monotonic."""
 
     address: str
@@ -88,7 +88,7 @@ class EngineReplica:
         self.in_flight = 0
         """Calls whose replies are not yet read to the end, including those that wait for a connection."""
         self.weight_version: str | None = None
-        """As the engine writes it."""
+        """The version as the engine writes it."""
         self.version: int | None = None
         """The policy version, if the engine's version is a number."""
         self.version_checked_at = 0.0
@@ -128,8 +128,8 @@ class EngineReplica:
         """Updates the state, and probes the engine if needed. Afterwards it is probed, or down."""
         await self._checking.fresh()
 
-    def sight(self) -> EngineSight:
-        return EngineSight(
+    def report(self) -> EngineReport:
+        return EngineReport(
             address=self.address,
             facts=self.facts,
             probed=self.probed,
@@ -140,19 +140,19 @@ class EngineReplica:
             checked_at=self._checked_at,
         )
 
-    def take(self, sight: EngineSight) -> None:
+    def take(self, report: EngineReport) -> None:
         """Takes over what another process saw, unless this one has seen it later."""
-        if sight.version_checked_at > self.version_checked_at and sight.weight_version is not None:
-            self._note_version(sight.weight_version, sight.version_checked_at)
-        if sight.checked_at <= self._checked_at:
+        if report.version_checked_at > self.version_checked_at and report.weight_version is not None:
+            self._note_version(report.weight_version, report.version_checked_at)
+        if report.checked_at <= self._checked_at:
             return
-        self._checked_at = sight.checked_at
-        if not sight.probed:
-            self._lose(sight.why)
+        self._checked_at = report.checked_at
+        if not report.probed:
+            self._lose(report.why)
             return
-        self.kind = next(kind for kind in self._kinds if kind.name == sight.facts.kind)
-        self.facts, self.probed, self._sampling_known = sight.facts, True, sight.facts.logprobs_mode != ""
-        self._set_state(sight.state, sight.why)
+        self.kind = next(kind for kind in self._kinds if kind.name == report.facts.kind)
+        self.facts, self.probed, self._sampling_known = report.facts, True, report.facts.logprobs_mode != ""
+        self._set_state(report.state, report.why)
         self.review()
 
     async def version_after(self) -> int | None:

@@ -15,7 +15,7 @@ import orjson
 
 from stepwell.common.async_calls import running
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replica import EngineSight
+from stepwell.engines.replica import EngineReport
 
 TELL_INTERVAL = 0.5
 """Seconds between two tellings if no state changes, which also carry the newest versions."""
@@ -72,7 +72,7 @@ class SharedWatch:
             writer.close()
 
     def _tell_all(self) -> None:
-        line = orjson.dumps([engine.sight() for engine in self._fleet.replicas], default=list) + b"\n"
+        line = orjson.dumps([engine.report() for engine in self._fleet.replicas], default=list) + b"\n"
         for follower in self._followers:
             follower.write(line)
 
@@ -93,10 +93,10 @@ class SharedWatch:
             writer.close()
 
     def _take(self, line: bytes) -> None:
-        sights = {sight["address"]: sight for sight in orjson.loads(line)}
+        reports = {report["address"]: report for report in orjson.loads(line)}
         for engine in self._fleet.replicas:
-            if sight := sights.get(engine.address):
-                engine.take(EngineSight.read(sight))
+            if report := reports.get(engine.address):
+                engine.take(EngineReport.read(report))
 
     @contextlib.asynccontextmanager
     async def _watching(self) -> AsyncIterator[None]:

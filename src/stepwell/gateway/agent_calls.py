@@ -1,9 +1,8 @@
-"""One call of an agent: dialect in, engine, dialect out, step recorded.
+"""One call of an agent, from its first byte to its last: read by its dialect, placed, joined with its repetitions,
+answered, counted.
 
-Every token takes this path, so it is plain ASGI without a framework.
-
-- An answer is passed on as it arrives. Its step is in the outbox before the agent sees the end of the answer.
-- If a client leaves, its engine is freed, unless another client waits for the same answer.
+Every token takes this path, so it is plain ASGI without a framework. engine_answers.py passes an engine's answer on and
+records it. If a client leaves, its engine is freed, unless another client waits for the same answer.
 """
 
 import asyncio
@@ -12,61 +11,43 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepwell.access.caller import Caller
-from stepwell.common.async_calls import run_to_end
-from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import EngineReply
-from stepwell.errors import EngineUnavailable, Overloaded, StepwellError
-from stepwell.gateway.bridge.bridge import Bridge
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
-from stepwell.gateway.bridge.parents import Turn
-from stepwell.gateway.call_book import CallBook
-from stepwell.gateway.call_placement import CallPlace, CallPlacement, session_key_of
-from stepwell.gateway.channel_routing import ChannelRouting
-from stepwell.gateway.continuation import Continuation
-from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect, ModelCall
-from stepwell.gateway.dialects.markers import writes_markers
-from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream, read_reply
+from stepwell.common.bounded_http import WHEN_GONE
+from stepwell.engines.engine import DEFAULT_MODEL
+from stepwell.engines.replies import RefusedReply
+from stepwell.errors import EngineUnavailable, Overloaded
+from stepwell.gateway.call_in_flight import CallInFlight, RequestedCall, send_error
+from stepwell.gateway.call_resolver import CallPlace, CallResolver, session_key_of
+from stepwell.gateway.dialects.dialect import CallUrl, DialectContext, ModelCall, TokenCounter
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy, policy_for, told_sampling
-from stepwell.gateway.dialects.side_calls import side_call_kind
-from stepwell.gateway.dialects.sse import EventReader
-from stepwell.gateway.exchange import Exchange, send_error
-from stepwell.gateway.http.client_watch import Client, watch_client
+from stepwell.gateway.dialects.side_calls import side_call_kind, writes_markers
+from stepwell.gateway.engine_answers import EngineAnswers
 from stepwell.gateway.http.deduplication import CAPTURE_HEADER, CallHeaders, RequestDeduplicator, read_call_headers
-from stepwell.gateway.http.error_responses import (
-    CONTEXT_OVERFLOW,
-    ErrorDetails,
-    describe_refusal,
-    describe_stream_error,
-    describe_unforeseen,
-)
+from stepwell.gateway.http.error_responses import describe_refusal, describe_unforeseen
 from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields, ReplacedSampling
-from stepwell.gateway.http.quotas import CallInFlight, CallQuotas
-from stepwell.gateway.http.request_body import Message, Receive, Send, declared_length
-from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
+from stepwell.gateway.http.quotas import CallQuotas, QuotaUse
+from stepwell.gateway.http.request_body import Headers, Message, Receive, Send, declared_length
+from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.http.sighting import Sighting, handover_of, is_handed_over
 from stepwell.gateway.http.tracing import Tracing
-from stepwell.gateway.recording.step_builder import NO_ORIGIN, BegunStep, PromptOrigin, StepBuilder
-from stepwell.gateway.stored_conversations import StoredConversations, store_turn
-from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.gateway.recording.step_builder import PendingStep
 from stepwell.gateway.unrecorded_calls import (
     NO_TRAJECTORY,
     UNRECORDED_HEADER,
     Unrecorded,
-    add_origins,
     as_uncaptured,
     as_unrecorded,
-    require_consistent,
 )
-from stepwell.pool.api.ports import StepSink
-from stepwell.pool.api.producing import CONTINUED, ENDED_BY, TRAIN, Registration, TrajectoryRef
+from stepwell.pool.api.ports import EngineDirectory
+from stepwell.pool.api.producing import TRAIN, TrajectoryRef
+from stepwell.pool.api.serving_state import ChannelPolicy
+from stepwell.pool.api.sessions import session_id_of
 from stepwell.steps.conversation import MARKERS_IN_TEXT
-from stepwell.steps.sampling import SIDE_CALL, LeftOutLog
-from stepwell.steps.step import Json, Step
-from stepwell.steps.step_filter import NOT_CONTINUED
-from stepwell.wire.openai import NO_USAGE, Sampled, Usage
+from stepwell.steps.sampling import SIDE_CALL
+from stepwell.steps.step import Json
+from stepwell.wire.openai import Upstream
 
 MAX_IN_FLIGHT = 20_000
 TRAJECTORY_HEADER = b"x-stepwell-trajectory"
@@ -76,116 +57,192 @@ SAMPLING_HEADER = b"x-stepwell-sampling"
 WHITEBOX = CallPlace(NO_TRAJECTORY, "", "", Unrecorded.URL)
 MALFORMED_HISTORY = "malformed_history"
 """In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
-CLOSE_TIMEOUT = 1.0
-"""Seconds in which an engine must close a stream after [DONE]; otherwise its connection is not used again."""
+
+
+class Client(NamedTuple):
+    """Who waits for an answer, once the request is read."""
+
+    scope: Message
+    receive: Receive
+
+
+@dataclass(slots=True, kw_only=True)
+class DialectContexts:
+    """What dialects may use beside the requests, by channel."""
+
+    around: DialectContext
+    """The part that is the same for all."""
+    sampling: Mapping[str, SamplingPolicy]
+    """By channel; what `policy_for` makes of it counts."""
+    trained_model: Callable[[], str]
+    """The model whose calls are recorded; empty while it is not known."""
+    other_models: Sequence[str]
+    """What agents may name beside the trained model."""
+    _known: dict[tuple[str, bool, str, str], DialectContext] = field(default_factory=dict)
+    """By channel, whether the call is a rollout's, trained model, and path template."""
+
+    def context_of(self, channel: str, url: CallUrl, *, is_rollout: bool) -> DialectContext:
+        trained = self.trained_model()
+        key = channel, is_rollout, trained, url.path
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = replace(
+                self.around,
+                sampling=policy_for(self.sampling, channel, is_rollout=is_rollout),
+                models=(trained, *self.other_models) if trained else (),
+                url=CallUrl(url.path, url.path),
+            )
+        return known if url.is_plain else replace(known, url=url)
+
+    def without_channel(self, url: CallUrl) -> DialectContext:
+        """The context of a call that belongs to no channel."""
+        return replace(self.around, url=url)
+
+
+class ChannelRouting:
+    """Which adapter answers the calls of a channel, and whether they are held.
+
+    - A channel with an adapter of its own is answered by it. An adapter's name stands for the same weights for ever, so
+      the version of every token is certain, whatever happens during the call.
+    - An agent names the trained model; it cannot name an adapter, so it cannot reach that of another channel.
+    - While a channel is paused, its new calls wait. Those of other channels do not.
+    - If the pool cannot be asked for a call's channel, the engines' own weights answer, and the step says so.
+    """
+
+    def __init__(self, directory: EngineDirectory, hold: float) -> None:
+        """`hold`: seconds for which a call waits while its channel is paused."""
+        self._directory = directory
+        self._hold = hold
+
+    async def route(self, call: ModelCall, channel: str, trained_model: str) -> ModelCall:
+        """The call to the channel's adapter, as soon as the channel is not paused."""
+        policy = await self._policy(channel)
+        if not policy.adapter or call.request.get("model") not in (None, DEFAULT_MODEL, trained_model):
+            return call
+        return call._replace(request={**call.request, "model": policy.adapter}, policy=policy)
+
+    async def _policy(self, channel: str) -> ChannelPolicy:
+        serving = self._directory.serving
+        if serving is None or not serving.channels:
+            return ChannelPolicy(channel)
+        try:
+            async with asyncio.timeout(self._hold):
+                while (policy := serving.channel(channel)).paused:
+                    serving = await self._directory.serving_after(serving)
+        except TimeoutError:
+            raise EngineUnavailable(f"channel {channel!r} has been paused for {self._hold:g} s") from None
+        return policy
 
 
 @dataclass(slots=True, kw_only=True)
 class AgentCalls:
     """Calls in any dialect: of agents, which have a base_url, and unrecorded ones."""
 
-    pool: StepSink
-    engines: EngineFleet
-    known: KnownTrajectories
-    placement: CallPlacement
-    steps: StepBuilder
+    resolver: CallResolver
+    contexts: DialectContexts
+    channels: ChannelRouting
+    answers: EngineAnswers
     metrics: GatewayMetrics
     tracing: Tracing | None
-    around: CallSurroundings
-    sampling: Mapping[str, SamplingPolicy]
-    """By channel; what `policy_for` makes of it counts."""
-    other_models: Sequence[str]
-    """What agents may name beside the trained model."""
     marked_side_calls: Collection[str]
     """Channels in which a side call is one by its header only, not by its text."""
-    left_out: LeftOutLog
-    keep_alives: KeepAlives
-    bridge: Bridge | None = None
-    """None: engines render every prompt."""
     max_in_flight: int = MAX_IN_FLIGHT
     in_flight: int = 0
-    continuation: Continuation = field(init=False)
-    channels: ChannelRouting = field(init=False)
-    stored: StoredConversations = field(init=False)
     quotas: CallQuotas = field(default_factory=CallQuotas)
-    book: CallBook
     removed: RemovedFields = field(init=False)
     replaced: ReplacedSampling = field(init=False)
     deduplicator: RequestDeduplicator = field(default_factory=lambda: RequestDeduplicator(time.monotonic))
 
-    _surroundings: dict[tuple[str, bool, str], CallSurroundings] = field(default_factory=dict)
-    """By channel, whether the call is a rollout's, and trained model."""
-
     def __post_init__(self) -> None:
-        self.continuation = Continuation(self.engines)
-        self.channels = ChannelRouting(self.pool, self.engines.hold)
-        self.stored = StoredConversations(self.pool, self.steps.outbox)
         self.removed = RemovedFields(self.metrics)
         self.replaced = ReplacedSampling(self.metrics)
 
     async def serve(
-        self,
-        scope: Message,
-        receive: Receive,
-        send: Send,
-        ref: TrajectoryRef,
-        dialect: Dialect,
-        caller: Caller,
-        *,
-        is_whitebox: bool = False,
+        self, scope: Message, receive: Receive, send: Send, requested: RequestedCall, caller: Caller
     ) -> None:
         """A call of NO_TRAJECTORY belongs to a session of the caller, or to the trajectory that its header names. If it
         is a white-box one, it is not recorded on purpose."""
         writer = ResponseWriter(send, time.monotonic)
         writer.handover = handover_of(scope)
-        opener = caller if ref == NO_TRAJECTORY and not is_whitebox else None
-        kind = f"whitebox_{dialect.name}" if is_whitebox else dialect.name
+        dialect, ref = requested.dialect, requested.ref
+        kind = f"whitebox_{dialect.name}" if requested.is_whitebox else dialect.name
         began = writer.touched_at
-        exchange = None
+        flight = None
         try:
-            headers = read_call_headers(scope["headers"])
-            if not headers.is_captured and not caller.may_opt_out:
-                headers = replace(headers, is_captured=True)
-                self.metrics.opt_outs_ignored.inc()
-                writer.headers.append((CAPTURE_HEADER, b"on"))
-            with self.admit(scope, ref, caller) as use:
+            headers = self._read_headers(scope, caller, writer)
+            with self._admit(scope, ref, caller) as use:
                 raw = await use.body(receive)
-                if is_whitebox:
-                    placed, call = WHITEBOX, as_unrecorded(dialect.read(raw, self.around))
-                else:
-                    placed, call = await self._placed(ref, opener, headers, dialect, raw)
-                    ref = placed.ref
-                    call = await self.channels.route(call, placed.channel, self._trained_model)
-                if placed.unrecorded is not None:
-                    self.metrics.calls_unrecorded[placed.unrecorded].inc()
-                    if placed.unrecorded is not Unrecorded.FORGOTTEN:
-                        writer.headers.append((UNRECORDED_HEADER, placed.unrecorded.encode()))
-                if call.removed:
-                    self.removed.note(call.removed)
-                if call.replaced:
-                    told = told_sampling(call.request, call.replaced)
-                    self.replaced.note(placed.channel, call.replaced, told)
-                    writer.headers.append((SAMPLING_HEADER, told.encode()))
-                begun = self._begin(call, placed, headers, raw)
-                sighting, key = Sighting(partial(self._mark, placed.ref)), headers.shared_key(raw)
-                exchange = Exchange(
-                    kind, placed, call, begun, writer, headers, dialect.stream(call), sighting, key, is_whitebox
+                placed, call = await self._placed(requested, caller, headers, raw)
+                ref = placed.ref
+                self._tell(placed, call, writer)
+                flight = CallInFlight(
+                    kind,
+                    placed,
+                    call,
+                    self._begin(call, placed, headers, raw),
+                    writer,
+                    headers,
+                    dialect.stream(call),
+                    Sighting(partial(self._mark, placed.ref)),
+                    headers.shared_key(raw, requested.url.sent),
+                    requested.is_whitebox,
                 )
-                if opener is not None and (shown := placed.shown) is not None:
+                if requested.names_no_trajectory and (shown := placed.shown) is not None:
                     writer.headers.append((TRAJECTORY_HEADER, f"{shown.trajectory_uid}/{shown.prompt_uid}".encode()))
-                with self.known.call_of(ref):
+                with self.resolver.call_of(ref):
                     name = caller.quota_name or ref.trajectory_uid
-                    await self._join_or_lead(exchange, Client(scope, receive), headers.key(ref, raw), name)
-                use.use(exchange.prompt_tokens + exchange.response_tokens)
+                    key = headers.key(ref, raw, requested.url.text)
+                    await self._join_or_lead(flight, Client(scope, receive), key, name)
+                use.use(flight.prompt_tokens + flight.response_tokens)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
             self.metrics.calls_refused[kind, error.code].inc()
-            await send_error(writer, dialect, error, exchange.stream if exchange else None)
+            await send_error(writer, dialect, error, flight.stream if flight else None)
         finally:
-            self._count(kind, writer, began, exchange)
+            self._count(kind, writer, began, flight)
+
+    async def count_tokens(
+        self,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        requested: RequestedCall,
+        counter: TokenCounter,
+        caller: Caller,
+    ) -> None:
+        """Count the tokens of a prompt: an engine renders it. Nothing is generated and nothing is recorded. The request
+        rules and the quotas of other calls hold: an engine fetches the images of such a prompt too."""
+        ref, dialect = requested.ref, requested.dialect
+        writer = ResponseWriter(send, time.monotonic)
+        began = writer.touched_at
+        try:
+            with self._admit(scope, ref, caller) as use:
+                request = await self._prompt_to_count(await use.body(receive), requested, counter)
+                counted = await self.answers.engines.count_tokens(request)
+            if isinstance(counted, RefusedReply):
+                await send_error(writer, dialect, describe_refusal(counted.status, counted.body))
+            else:
+                await writer.whole(200, counter.reply(counted))
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
+            what = f"a count of tokens of trajectory {ref.trajectory_uid}"
+            await send_error(writer, dialect, describe_unforeseen(failure, what))
+        finally:
+            self.metrics.call_done(f"{dialect.name}_count", writer.status, time.monotonic() - began, None, 0, 0)
+
+    async def _prompt_to_count(self, raw: bytes, requested: RequestedCall, counter: TokenCounter) -> dict[str, Any]:
+        ref, url = requested.ref, requested.url
+        if ref == NO_TRAJECTORY:
+            around = self.contexts.without_channel(url)
+        else:
+            is_session = bool(session_id_of(ref.prompt_uid))  # a count opens no trajectory
+            channel = TRAIN if is_session else await self.resolver.channel_of(ref)
+            around = self.contexts.context_of(channel, url, is_rollout=not is_session)
+        request = counter.read(raw, around)
+        self.removed.note(around.rules.apply(request, Upstream.CHAT))
+        return request
 
     @contextlib.contextmanager
-    def admit(self, scope: Message, ref: TrajectoryRef, caller: Caller) -> Iterator[CallInFlight]:
+    def _admit(self, scope: Message, ref: TrajectoryRef, caller: Caller) -> Iterator[QuotaUse]:
         """A call in flight, which takes from the quota of its caller. Overloaded if there are too many."""
         self.in_flight += 1
         try:
@@ -197,39 +254,52 @@ class AgentCalls:
         finally:
             self.in_flight -= 1
 
+    def _read_headers(self, scope: Message, caller: Caller, writer: ResponseWriter) -> CallHeaders:
+        found: Headers = scope["headers"]
+        headers = read_call_headers(found)
+        if headers.is_captured or caller.may_opt_out:
+            return headers
+        self.metrics.opt_outs_ignored.inc()
+        writer.headers.append((CAPTURE_HEADER, b"on"))
+        return replace(headers, is_captured=True)
+
     async def _placed(
-        self, ref: TrajectoryRef, opener: Caller | None, headers: CallHeaders, dialect: Dialect, raw: bytes
+        self, requested: RequestedCall, caller: Caller, headers: CallHeaders, raw: bytes
     ) -> tuple[CallPlace, ModelCall]:
-        """An agent's call, and the trajectory to which it belongs."""
-        if opener is not None and (opener.session is not None or headers.session is None):
-            channel = session_key_of(opener).channel or TRAIN
-            call = dialect.read(raw, self.surroundings(channel, is_rollout=False))
-            placed = await self.placement.by_key(opener, headers, call)
+        """The call, and the trajectory to which it belongs."""
+        read, url, contexts = requested.dialect.read, requested.url, self.contexts
+        if requested.is_whitebox:
+            return WHITEBOX, as_unrecorded(read(raw, contexts.without_channel(url)))
+        if requested.names_no_trajectory and (caller.session is not None or headers.session is None):
+            channel = session_key_of(caller).channel or TRAIN
+            call = read(raw, contexts.context_of(channel, url, is_rollout=False))
+            placed = await self.resolver.by_key(caller, headers, call)
         else:
-            finding = self.placement.by_header(opener, headers) if opener else self.placement.by_url(ref, headers)
-            placed = await finding
-            call = dialect.read(raw, self.surroundings(placed.channel, is_rollout=placed.is_rollout))
+            if requested.names_no_trajectory:
+                placed = await self.resolver.by_header(caller, headers)
+            else:
+                placed = await self.resolver.by_url(requested.ref, headers)
+            call = read(raw, contexts.context_of(placed.channel, url, is_rollout=placed.is_rollout))
         if placed.unrecorded is None:
-            return placed, await self.stored.complete(call, placed.ref)
-        return placed, as_uncaptured(call)
+            call = await self.answers.stored.complete(call, placed.ref)
+        else:
+            call = as_uncaptured(call)
+        return placed, await self.channels.route(call, placed.channel, contexts.trained_model())
 
-    def surroundings(self, channel: str, *, is_rollout: bool) -> CallSurroundings:
-        trained = self._trained_model
-        key = channel, is_rollout, trained
-        known = self._surroundings.get(key)
-        if known is None:
-            known = self._surroundings[key] = replace(
-                self.around,
-                sampling=policy_for(self.sampling, channel, is_rollout=is_rollout),
-                models=(trained, *self.other_models) if trained else (),
-            )
-        return known
+    def _tell(self, placed: CallPlace, call: ModelCall, writer: ResponseWriter) -> None:
+        """What the answer's headers and the metrics say of how the call is treated."""
+        if placed.unrecorded is not None:
+            self.metrics.calls_unrecorded[placed.unrecorded].inc()
+            if placed.unrecorded is not Unrecorded.DELETED:
+                writer.headers.append((UNRECORDED_HEADER, placed.unrecorded.encode()))
+        if call.removed:
+            self.removed.note(call.removed)
+        if call.replaced:
+            told = told_sampling(call.request, call.replaced)
+            self.replaced.note(placed.channel, call.replaced, told)
+            writer.headers.append((SAMPLING_HEADER, told.encode()))
 
-    @property
-    def _trained_model(self) -> str:
-        return self.steps.trained_model or self.engines.model
-
-    def _begin(self, call: ModelCall, placed: CallPlace, headers: CallHeaders, raw: bytes) -> BegunStep:
+    def _begin(self, call: ModelCall, placed: CallPlace, headers: CallHeaders, raw: bytes) -> PendingStep:
         by_text = placed.channel not in self.marked_side_calls
         side = side_call_kind(call.texts, call.request["max_tokens"], headers.kind, by_text=by_text)
         extras: dict[str, Json] = {}
@@ -237,11 +307,11 @@ class AgentCalls:
             extras[MALFORMED_HISTORY] = call.malformed_history
         if writes_markers(call, raw):
             extras[MARKERS_IN_TEXT] = True
-        return BegunStep(
+        return PendingStep(
             trajectory_uid=placed.ref.trajectory_uid,
             prompt_uid=placed.ref.prompt_uid,
             uid=call.uid,
-            policy_version=self.pool.policy_version,
+            policy_version=self.answers.pool.policy_version,
             started_at=time.time(),
             sampling=call.sampling,
             temperature=call.request["temperature"],
@@ -249,281 +319,89 @@ class AgentCalls:
             extras=extras,
         )
 
-    async def _join_or_lead(self, exchange: Exchange, client: Client, key: Hashable, caller: str) -> None:
+    def _mark(self, ref: TrajectoryRef, uids: Sequence[str], mark: str) -> None:
+        self.answers.steps.outbox.marks.add(ref, uids, mark)
+
+    async def _join_or_lead(self, flight: CallInFlight, client: Client, key: Hashable, caller: str) -> None:
         task = asyncio.current_task()
         assert task is not None
-        sighting, shared = exchange.sighting, self.deduplicator.find(key)
+        sighting, shared = flight.sighting, self.deduplicator.find(key)
         try:
-            if not exchange.is_recorded or (shared is not None and not exchange.headers.may_join):
-                await self._while_wanted(exchange, client, self._answer(exchange), task.cancel)
+            if not flight.is_recorded or (shared is not None and not flight.headers.may_join):
+                await self._while_wanted(flight, client, self.answers.answer(flight), task.cancel)
             elif shared is not None:
                 sighting = shared.sighting or sighting
-                self.metrics.calls_joined[exchange.kind].inc()
+                self.metrics.calls_joined[flight.kind].inc()
                 shared.listeners += 1
                 try:
-                    await self._while_wanted(exchange, client, exchange.writer.follow(shared), task.cancel)
+                    await self._while_wanted(flight, client, flight.writer.follow(shared), task.cancel)
                 finally:
                     shared.leave()
             else:
                 shared = self.deduplicator.lead(key, task.cancel, caller)
                 shared.sighting = sighting
-                exchange.writer.share(shared)
+                flight.writer.share(shared)
                 try:
-                    await self._while_wanted(exchange, client, self._answer(exchange), shared.leave)
+                    await self._while_wanted(flight, client, self.answers.answer(flight), shared.leave)
                 finally:
-                    keep = sighting.is_whole and exchange.headers.idempotency_key is not None
+                    keep = sighting.is_whole and flight.headers.idempotency_key is not None
                     self.deduplicator.end(key, shared, keep=keep)
         finally:
-            await self._note_sighting(exchange, sighting)
+            await self._note_sighting(flight, sighting)
 
-    async def _note_sighting(self, exchange: Exchange, sighting: Sighting) -> None:
+    async def _note_sighting(self, flight: CallInFlight, sighting: Sighting) -> None:
         """The answer to one client has ended. If it was not whole, or its client had gone, this client has not read
         it."""
         if sighting.uids and not sighting.is_read:
-            writer = exchange.writer
-            was_sent = writer.is_sent and sighting.is_whole and not exchange.is_abandoned
-            is_read = exchange.has_shown_end or (was_sent and await is_handed_over(writer.handover))
+            writer = flight.writer
+            was_sent = writer.is_sent and sighting.is_whole and not flight.is_abandoned
+            is_read = flight.has_shown_end or (was_sent and await is_handed_over(writer.handover))
             sighting.note(is_read=is_read)
 
-    def _mark_choices(self, ref: TrajectoryRef, continued: Sequence[Turn]) -> None:
-        """Of the choices of an earlier answer this call continues one; if several are the same, the first."""
-        passed: set[str] = set()
-        for turn in continued:
-            if turn.others and turn.uid not in passed:
-                passed.update(turn.others)
-                self._mark(ref, turn.others, NOT_CONTINUED)
-                self._mark(ref, [turn.uid], CONTINUED)
-
-    def _mark(self, ref: TrajectoryRef, uids: Sequence[str], mark: str) -> None:
-        self.steps.outbox.marks.add(ref, uids, mark)
-
     async def _while_wanted(
-        self, exchange: Exchange, client: Client, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
+        self, flight: CallInFlight, client: Client, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
     ) -> None:
         """Answer. If the client leaves before the end, `leave` is called; it may cancel the answering."""
 
         def note_gone() -> None:
-            if not exchange.is_over:
-                exchange.is_abandoned = True
+            if not flight.is_over:
+                flight.is_abandoned = True
                 leave()
 
         unwatch = watch_client(client, note_gone)
         try:
             await answering
         except asyncio.CancelledError:
-            if not exchange.is_abandoned:
+            if not flight.is_abandoned:
                 raise
-            self.metrics.clients_gone[exchange.kind].inc()
+            self.metrics.clients_gone[flight.kind].inc()
         except Exception as failure:  # noqa: BLE001 - those who joined the call get the answer too
-            await exchange.fail(describe_unforeseen(failure, f"a call of trajectory {exchange.begun.trajectory_uid}"))
+            await flight.fail(describe_unforeseen(failure, f"a call of trajectory {flight.pending.trajectory_uid}"))
         finally:
             unwatch()
 
-    async def _answer(self, exchange: Exchange) -> None:
-        call, writer = exchange.call, exchange.writer
-        if call.stream:
-            writer.media_type = exchange.stream.media_type
-            self.keep_alives.add(writer, exchange.stream.keep_alive)
-        reply = None
-        if exchange.is_recorded:
-            self.book.begin(exchange.announcement())
-        try:
-            reply = await self._send(exchange)
-            exchange.engine = reply.engine.address
-            if reply.status == 404 and call.policy is not None:
-                raise EngineUnavailable(
-                    f"the engine {reply.engine.address} does not have the adapter {call.policy.adapter} yet; ask again"
-                )
-            if reply.status != 200:
-                await self._refuse(exchange, describe_refusal(reply.status, await reply.read()))
-            elif call.stream:
-                await self._stream(exchange, reply)
-            else:
-                await self._whole(exchange, reply)
-        finally:
-            if call.stream:
-                self.keep_alives.discard(writer)
-            if reply is not None:
-                reply.close()
-            self.book.answered(exchange.begun.uid)
-            if exchange.plan is not None:
-                self.metrics.bridge[exchange.plan.outcome,] += 1
-
-    async def _send(self, exchange: Exchange) -> EngineReply:
-        """As exact ids if the call continues a recorded step. If the engine refuses them, it renders the messages."""
-        call, step = exchange.call, exchange.begun
-        if self.bridge is not None and exchange.is_recorded:
-            ref = TrajectoryRef(step.trajectory_uid, step.prompt_uid)
-            exchange.plan = plan = await self.bridge.plan(call, ref)
-            if plan is not None:
-                self._mark_choices(ref, plan.continued)
-            if plan is not None and plan.ids is not None:
-                ids, template = plan.ids.tolist(), plan.template
-                reply = await self.engines.send_exact(call.request, ids, template, sticky=exchange.placed.sticky)
-                if reply.engine.facts.template != template:
-                    plan.give_up(BridgeOutcome.OTHER_ENGINE)
-                if plan.ids is None or not 400 <= reply.status < 500:
-                    return reply
-                reply.close()
-                plan.give_up(BridgeOutcome.REFUSED)
-        return await self.engines.send(call.upstream, call.request, sticky=exchange.placed.sticky)
-
-    def _origin(
-        self, exchange: Exchange, choices: Sequence[Sampled], messages: Callable[[], Sequence[Mapping[str, Any] | None]]
-    ) -> PromptOrigin:
-        """`messages` are the replies as the agent gets them."""
-        plan = exchange.plan
-        if plan is None or self.bridge is None or not choices:
-            return NO_ORIGIN
-        plan.check_echo(choices[0].prompt_ids)
-        return PromptOrigin(plan.prompt_made, self.bridge.lineages(plan, messages()) if plan.can_be_continued else [])
-
-    async def _whole(self, exchange: Exchange, reply: EngineReply) -> None:
-        call = exchange.call
-        answer = read_reply(await reply.read(), reply.engine.kind, keep_ids=call.wants.ids)
-        if answer.is_aborted:
-            self.metrics.calls_continued[exchange.kind].inc()
-            answer = await self.continuation.whole(call, answer, await reply.version())
-        steps = await self._keep(exchange, reply, answer, answer.choices, answer.usage)
-        if exchange.is_whitebox:
-            add_origins(call, answer, await self.steps.confirm(steps, reply.engine))
-        body = call.dialect.reply(call, answer)
-        await self.book.announced(exchange.begun.uid)
-        exchange.is_over = exchange.sighting.is_whole = True
-        await exchange.writer.whole(200, body)
-
-    async def _stream(self, exchange: Exchange, reply: EngineReply) -> None:
-        call = exchange.call
-        answer = ChoicesStream(reply.engine.kind, keep_ids=call.wants.ids)
-        try:
-            await _pass_on(answer, reply, exchange)
-            if not answer.is_whole:
-                raise EngineUnavailable(f"the engine {reply.engine.address} broke off in mid-answer")
-            choices, usage, rest = answer.sampled(), answer.usage, b""
-            if answer.error is not None:
-                rest = exchange.stream.fail(call.dialect.error(describe_stream_error(answer.error)))
-            elif answer.is_aborted:
-                self.metrics.calls_continued[exchange.kind].inc()
-                chunks, choices = await self.continuation.stream(call, answer, await reply.version())
-                answer.note_rest(chunks)
-                rest, usage = b"".join(map(exchange.stream.chunk, chunks)), NO_USAGE
-        except (asyncio.CancelledError, EngineUnavailable):
-            by_agent = exchange.is_abandoned and answer.error is None
-            await self._record_cut_short(exchange, reply, answer.sampled(), by_agent=by_agent)
-            raise
-        if answer.error is not None:
-            await self._record_cut_short(exchange, reply, choices, by_agent=False)
-        else:
-            steps = await self._keep(exchange, reply, answer, choices, usage)
-            if exchange.is_whitebox:
-                require_consistent(steps)
-            rest += exchange.stream.finish(usage)
-        exchange.sighting.is_whole = answer.error is None
-        await self.book.announced(exchange.begun.uid)
-        exchange.is_over = True
-        await exchange.writer.end(rest)
-        await _read_to_end(reply)
-
-    async def _keep(
-        self,
-        exchange: Exchange,
-        reply: EngineReply,
-        answer: ChoicesReply | ChoicesStream,
-        choices: Sequence[Sampled],
-        usage: Usage,
-    ) -> Sequence[Step]:
-        """The steps of a whole answer, which are recorded even if its client leaves now."""
-        building = self._build(exchange, reply, answer, choices, usage)
-        is_quick = self.steps.redactor is None and reply.engine.facts.token_ids
-        return await (building if is_quick else run_to_end(building))
-
-    async def _build(
-        self,
-        exchange: Exchange,
-        reply: EngineReply,
-        answer: ChoicesReply | ChoicesStream,
-        choices: Sequence[Sampled],
-        usage: Usage,
-    ) -> Sequence[Step]:
-        call = exchange.call
-        origin = self._origin(exchange, choices, answer.messages)
-        steps = await self.steps.build(exchange.begun, call, reply, choices, usage, answer.texts, origin)
-        exchange.count(steps)
-        if exchange.is_recorded:
-            self._note_turn(exchange, answer.messages)
-            await self._record(exchange, store_turn(call, steps, answer.messages), reply)
-        return steps
-
-    async def _record(self, exchange: Exchange, steps: Sequence[Step], reply: EngineReply) -> None:
-        """The conversation goes on with the tokens that were sampled; only what is stored is redacted."""
-        if exchange.plan is not None and self.bridge is not None:
-            self.bridge.note(exchange.plan, steps)
-        if self.steps.redactor is not None:
-            steps = self.stored.keep_masked(steps, await self.steps.redact(steps))
-        if not steps:
-            return
-        exchange.sighting.uids = [step.uid for step in steps]
-        self.left_out.note(exchange.placed.channel, [step.untrainable for step in steps])
-        await self.steps.record(steps, reply.engine)
-
-    def _note_turn(self, exchange: Exchange, messages: Callable[[], Sequence[Mapping[str, Any] | None]]) -> None:
-        """So that a later call with the same session key can continue it."""
-        if (conversation := exchange.placed.conversation) is not None:
-            self.placement.conversations.note(conversation, exchange.begun.uid, messages)
-
-    async def _record_cut_short(
-        self, exchange: Exchange, reply: EngineReply, choices: Sequence[Sampled], *, by_agent: bool
-    ) -> None:
-        """No call continues such a step."""
-        if not exchange.is_recorded:
-            return
-        origin = self._origin(exchange, choices, lambda: ())
-        begun, call = exchange.begun, exchange.call
-        recording = self.steps.record_cut_short(begun, call, reply, choices, by_agent=by_agent, origin=origin)
-        await (recording if self.steps.redactor is None else run_to_end(recording))
-
-    async def _refuse(self, exchange: Exchange, error: ErrorDetails) -> None:
-        """Pass an engine's refusal on. A prompt longer than the model's context ends the episode: the pool is told."""
-        if error.code == CONTEXT_OVERFLOW and exchange.is_recorded:
-            step, why = exchange.begun, {ENDED_BY: CONTEXT_OVERFLOW}
-            with contextlib.suppress(StepwellError):
-                await self.pool.register_trajectory(
-                    Registration(step.trajectory_uid, step.prompt_uid, metadata=why, opens=False)
-                )
-        await exchange.fail(error)
-
-    def _count(self, kind: str, writer: ResponseWriter, began: float, exchange: Exchange | None) -> None:
+    def _count(self, kind: str, writer: ResponseWriter, began: float, flight: CallInFlight | None) -> None:
         took, first = time.monotonic() - began, writer.first_byte_at
-        prompt, response = (exchange.prompt_tokens, exchange.response_tokens) if exchange else (0, 0)
+        prompt, response = (flight.prompt_tokens, flight.response_tokens) if flight else (0, 0)
         first_byte = None if first is None else first - began
         self.metrics.call_done(kind, writer.status, took, first_byte, prompt, response)
-        if self.tracing is not None and exchange is not None:
-            self.tracing.record(kind, exchange.begun.started_at, exchange.headers.traceparent, exchange.attributes())
+        if self.tracing is not None and flight is not None:
+            self.tracing.record(kind, flight.pending.started_at, flight.headers.traceparent, flight.attributes())
 
 
-async def _pass_on(answer: ChoicesStream, reply: EngineReply, exchange: Exchange) -> None:
-    """Pass events on until the engine sends [DONE] or closes the stream."""
-    events, write_chunk, write = EventReader(), exchange.stream.chunk, exchange.writer.write
-    while not answer.done:
-        data = await reply.next_bytes()
-        out = []
-        for payload in events.feed(data) if data else events.end():
-            chunk = answer.read(payload)
-            if chunk is not None:
-                out.append(write_chunk(chunk))
-        if joined := b"".join(out):
-            shows_end = answer.is_whole and not answer.is_aborted and exchange.writer.is_open()
-            await write(joined)
-            exchange.has_shown_end |= shows_end
-        if not data:
-            return
+def watch_client(client: Client, on_gone: Callable[[], object]) -> Callable[[], object]:
+    """Call `on_gone` if the client leaves. The function that is returned ends the watching.
+
+    The gateway's own HTTP connections tell it. Under another server, a task waits for it, which costs each call more.
+    """
+    when_gone = (client.scope.get("extensions") or {}).get(WHEN_GONE)
+    if when_gone is None:
+        return asyncio.create_task(_wait_for_leaving(client.receive, on_gone)).cancel
+    end_watching: Callable[[], object] = when_gone(on_gone)
+    return end_watching
 
 
-async def _read_to_end(reply: EngineReply) -> None:
-    """Read a stream to its end after [DONE], so that its connection can be used again."""
-    if reply.is_read:
-        return
-    with contextlib.suppress(TimeoutError, EngineUnavailable):
-        async with asyncio.timeout(CLOSE_TIMEOUT):
-            while await reply.next_bytes():
-                pass
+async def _wait_for_leaving(receive: Receive, on_gone: Callable[[], object]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    on_gone()

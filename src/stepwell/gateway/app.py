@@ -17,23 +17,22 @@ from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls
+from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls, ChannelRouting, DialectContexts
 from stepwell.gateway.background_work import BackgroundWork
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.call_book import CallBook
-from stepwell.gateway.call_placement import SESSION_IDS, CallPlacement, SessionIds
-from stepwell.gateway.conversations import Conversations
+from stepwell.gateway.call_resolver import ASK_TIMEOUT, CallResolver
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.dialects.dialect import CallSurroundings, Dialect
+from stepwell.gateway.dialects.dialect import Dialect, DialectContext
 from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.dialects.step_seal import StepSeal
+from stepwell.gateway.engine_answers import EngineAnswers
 from stepwell.gateway.http import error_responses, tracing
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.quotas import CallQuota, CallQuotas
 from stepwell.gateway.http.response_writer import SILENCE, KeepAlives
-from stepwell.gateway.live_sessions import LiveSessions
 from stepwell.gateway.recording.outbox import SETTLE_TIMEOUT, Outbox
 from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
@@ -51,8 +50,7 @@ from stepwell.gateway.routes.operator_routes import (
 )
 from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
-from stepwell.gateway.token_counts import TokenCounts
-from stepwell.gateway.trajectories import ASK_TIMEOUT, KnownTrajectories
+from stepwell.gateway.session_ids import SESSION_IDS, SessionIds
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
 from stepwell.steps.sampling import LeftOutLog
@@ -121,15 +119,13 @@ def create_app(
     metrics, traces = GatewayMetrics(), tracing.start()
     left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md and --redact in docs/privacy.md")
     engines.share(pool)
-    known = KnownTrajectories(pool, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
-    sessions = LiveSessions(pool, known, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
-    ids = SessionIds(keys.secrets(SESSION_IDS))
-    placement = CallPlacement(known, sessions, Conversations(pool), session_sample, ids)
+    ids = SessionIds(keys.secrets(SESSION_IDS), session_sample)
+    resolver = CallResolver(pool, ids, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
     confirmer = VersionConfirmer(engines)
     book = CallBook(pool)
     outbox = Outbox(
         pool,
-        on_refused=known.forget,
+        on_refused=resolver.drop,
         calls=book,
         confirmer=confirmer,
         spool=spool,
@@ -150,35 +146,44 @@ def create_app(
     if bridge is not None:
         bridges = Bridge(engines=engines, pool=pool, thinking=bridge, render_timeout=limits.render_timeout)
     keep_alives = KeepAlives(limits.keep_alive_seconds)
-    calls = AgentCalls(
+    answers = EngineAnswers(
         pool=pool,
         engines=engines,
-        known=known,
-        placement=placement,
+        resolver=resolver,
         steps=steps,
+        book=book,
         metrics=metrics,
-        tracing=traces,
-        around=CallSurroundings(response_length, seal=StepSeal(keys), rules=rules),
-        sampling=sampling,
-        other_models=other_models,
-        marked_side_calls=frozenset(marked_side_calls),
         left_out=left_out,
         keep_alives=keep_alives,
         bridge=bridges,
+    )
+    contexts = DialectContexts(
+        around=DialectContext(response_length, seal=StepSeal(keys), rules=rules),
+        sampling=sampling,
+        trained_model=lambda: trained_model or engines.model,
+        other_models=other_models,
+    )
+    calls = AgentCalls(
+        resolver=resolver,
+        contexts=contexts,
+        channels=ChannelRouting(pool, engines.hold),
+        answers=answers,
+        metrics=metrics,
+        tracing=traces,
+        marked_side_calls=frozenset(marked_side_calls),
         max_in_flight=limits.max_in_flight,
         quotas=CallQuotas(quota),
-        book=book,
     )
 
-    def forget_turns(trajectory_uid: str) -> None:
-        calls.stored.forget(trajectory_uid)
+    def drop_turns(trajectory_uid: str) -> None:
+        answers.stored.drop(trajectory_uid)
         if bridges is not None:
-            bridges.turns.forget(trajectory_uid)
+            bridges.turns.drop(trajectory_uid)
 
-    known.on_forget = forget_turns
+    resolver.on_drop = drop_turns
     register_readings(metrics, calls, engines, outbox, spool)
-    register_pool_readings(metrics, known, link)
-    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement, calls.quotas, metrics)
+    register_pool_readings(metrics, resolver, link)
+    lifecycle = TrajectoryLifecycle(pool, outbox, resolver, keys, calls.quotas, metrics)
 
     work = BackgroundWork(
         pool=pool,
@@ -190,7 +195,7 @@ def create_app(
         outbox=outbox,
         lifecycle=lifecycle,
         readiness=readiness,
-        sessions=sessions,
+        resolver=resolver,
         keep_alives=keep_alives,
         metrics=metrics,
         traces=traces,
@@ -233,5 +238,5 @@ def create_app(
     async def openapi() -> Response:
         return Response(openapi_document(app.openapi(), dialects), media_type=error_responses.JSON)
 
-    access, counts = AccessCheck(RouteGuard(keys, audit), access_table(dialects)), TokenCounts(calls)
-    return GatewayAsgi(app, calls, counts, access, dialects, atropos, cross_site=CrossSiteCheck(hosts))
+    access = AccessCheck(RouteGuard(keys, audit), access_table(dialects))
+    return GatewayAsgi(app, calls, access, dialects, atropos, cross_site=CrossSiteCheck(hosts))

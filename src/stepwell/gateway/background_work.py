@@ -11,10 +11,10 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.call_book import CallBook
+from stepwell.gateway.call_resolver import CallResolver
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.response_writer import KeepAlives
 from stepwell.gateway.http.tracing import Tracing
-from stepwell.gateway.live_sessions import LiveSessions
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
@@ -36,7 +36,7 @@ class BackgroundWork:
     outbox: Outbox
     lifecycle: TrajectoryLifecycle
     readiness: ReadinessCheck
-    sessions: LiveSessions
+    resolver: CallResolver
     keep_alives: KeepAlives
     metrics: GatewayMetrics
     traces: Tracing | None
@@ -77,7 +77,7 @@ class BackgroundWork:
                 self.lifecycle.flush, self.calls.held, self.spool.gateway if self.spool is not None else ""
             ),
             self.readiness.announce(),
-            self.sessions.run(),
+            self.resolver.run(),
             self.keep_alives.run(),
             self.metrics.watch_loop(),
             *((self.redactor.run(),) if self.redactor is not None else ()),

@@ -142,7 +142,7 @@ def _ending(call: ModelCall, message: dict[str, Any], sampled: Sampled) -> dict[
 
 
 def finish_reason(call: ModelCall, message: dict[str, Any], sampled: Sampled) -> str | None:
-    """As in OpenAI's API: tool_calls if the answer ends in tool calls, unless the agent named the tool."""
+    """OpenAI's reason: tool_calls if the answer ends in tool calls, unless the agent named the tool."""
     calls = message.get("tool_calls") and not isinstance(call.request.get("tool_choice"), dict)
     return "tool_calls" if calls and sampled.finish_reason == "stop" else sampled.finish_reason
 

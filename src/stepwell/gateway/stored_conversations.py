@@ -28,7 +28,7 @@ STORED = "stored_turn"
 SETTLE_TIMEOUT = 2.0
 """Seconds in which the pool must take what this gateway holds of the trajectory."""
 MAX_KEPT_BYTES = 64 * 2**20
-"""Of turns that are not stored."""
+"""Bytes of turns that are kept here because they are not stored."""
 UNKNOWN = "this trajectory has no stored response with this id; send the whole input instead"
 
 
@@ -64,7 +64,7 @@ class StoredConversations:
                 self._keep(step)
         return [_without_turn(step) if is_masked else step for step, is_masked in zip(redacted, masked, strict=False)]
 
-    def forget(self, trajectory_uid: str) -> None:
+    def drop(self, trajectory_uid: str) -> None:
         for key in [key for key in self._kept if key[0] == trajectory_uid]:
             self._kept_bytes -= len(self._kept.pop(key))
 

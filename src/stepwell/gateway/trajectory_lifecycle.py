@@ -1,28 +1,21 @@
 """How a black-box rollout or a session begins and ends at this gateway."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from uuid import uuid4
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller, SessionKey
-from stepwell.errors import BadRequest, Forgotten, NotPermitted, TooLarge
-from stepwell.gateway.call_placement import (
-    LONGEST_ID,
-    RESERVED_PREFIXES,
-    UNRECORDED_PREFIXES,
-    CallPlacement,
-    check_uids,
-)
+from stepwell.errors import BadRequest, NotPermitted, TooLarge
+from stepwell.gateway.call_resolver import CallResolver
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.quotas import CallQuotas
-from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.trajectories import KnownTrajectories
+from stepwell.gateway.session_ids import LONGEST_ID, RESERVED_PREFIXES, UNRECORDED_PREFIXES, check_uids
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, RewardGiven, TrajectoryRef
-from stepwell.pool.api.sessions import CLIENT, session_prompt_uid
+from stepwell.pool.api.sessions import CLIENT, SessionCall, session_prompt_uid
 from stepwell.wire import gateway_api
 
 log = logging.getLogger("stepwell.gateway")
@@ -63,10 +56,8 @@ def _of_session_key(wanted: gateway_api.InitTrajectory, key: SessionKey) -> gate
 class TrajectoryLifecycle:
     pool: StepSink
     outbox: Outbox
-    known: KnownTrajectories
+    resolver: CallResolver
     keys: AccessKeys
-    sessions: LiveSessions
-    placement: CallPlacement
     quotas: CallQuotas
     metrics: GatewayMetrics
 
@@ -103,7 +94,7 @@ class TrajectoryLifecycle:
         await self.pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata, opens=False)
         )
-        self.known.forget(ref.trajectory_uid)  # its channel may be another one
+        self.resolver.drop(ref.trajectory_uid)  # its channel may be another one
 
     async def _regroup(self, ref: TrajectoryRef, caller: Caller) -> bool:
         """Whether the trajectory was opened without a prompt_uid, and has now joined the group that the URL names."""
@@ -114,7 +105,7 @@ class TrajectoryLifecycle:
         if channel is None:
             return False
         caller.require_channel(channel)
-        await self.known.calls_end(ref.trajectory_uid, LEAVING_SECONDS)
+        await self.resolver.calls_end(ref.trajectory_uid, LEAVING_SECONDS)
         await self.outbox.settle(ref.trajectory_uid)  # so that the pool sees every step, and refuses
         await self.pool.move_trajectory(alone.trajectory_uid, alone.prompt_uid, ref.prompt_uid)
         return True
@@ -136,7 +127,7 @@ class TrajectoryLifecycle:
     async def last(self, ref: TrajectoryRef, caller: Caller) -> TrajectoryRef:
         """The trajectory that a URL names. NotPermitted if the caller's key is not for its channel."""
         check_uids(ref)
-        ref = await self.sessions.last(ref)
+        ref = await self.resolver.last(ref)
         if caller.is_scoped:
             caller.require_channel(await self.pool.channel_of(ref.trajectory_uid, ref.prompt_uid))
         return ref
@@ -155,34 +146,32 @@ class TrajectoryLifecycle:
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, wanted.group_size, wanted.all_metadata)
         )
         if wanted.channel or not wanted.trajectory_uid:  # a trajectory that is opened again may be in any channel
-            self.known.add(ref, wanted.channel or TRAIN)
+            self.resolver.add(ref, wanted.channel or TRAIN)
         return ref
 
     async def _open_session(self, wanted: gateway_api.InitTrajectory, caller: Caller) -> TrajectoryRef:
-        """If the session is open already, it is the same one. That of a forgotten person looks like any other, unless
-        the caller, who cannot have a session key, chooses its id."""
+        """If the session is open already, it is the same one. That of a person whose data was deleted looks like any
+        other, unless the caller, who cannot have a session key, chooses its id."""
         if wanted.prompt_uid or wanted.group_size:
             raise BadRequest("a session is a group of its own; leave prompt_uid and group_size out")
-        ids = self.placement.ids
+        ids = self.resolver.ids
         session_id = wanted.trajectory_uid or ids.new()
         if len(session_id) > LONGEST_ID:
             raise BadRequest(f"the trajectory_uid of a session has at most {LONGEST_ID} characters")
         if wanted.trajectory_uid:
-            await self.sessions.require_channel(session_id, caller)
+            await self.resolver.require_channel(session_id, caller)
         if not wanted.capture:
             return TrajectoryRef(session_id, UNRECORDED + session_id)
-        if not self.placement.is_sampled(session_id):
+        if not ids.is_sampled(session_id):
             return TrajectoryRef(session_id, UNSAMPLED + session_id)
-        call = session_call(session_id, wanted.user)
-        try:
-            placed = await self.sessions.open(replace(call, channel=wanted.channel, metadata=wanted.all_metadata))
-            caller.require_channel(placed.channel)
-        except Forgotten:
-            if wanted.trajectory_uid:
-                return TrajectoryRef(session_id, UNRECORDED + session_id)
-            session_id = ids.new_forgotten()
-            while not self.placement.is_sampled(session_id):  # another one would tell itself by that
-                session_id = ids.new_forgotten()
+        call = SessionCall(session_id, uuid4().hex, wanted.user, wanted.channel, wanted.all_metadata)
+        place = await self.resolver.open_session(call)
+        if place is not None:
+            caller.require_channel(place.channel)
+        elif wanted.trajectory_uid:
+            return TrajectoryRef(session_id, UNRECORDED + session_id)
+        else:
+            session_id = ids.new_unrecorded()
         return TrajectoryRef(session_id, session_prompt_uid(session_id))
 
     async def complete(
@@ -191,14 +180,14 @@ class TrajectoryLifecycle:
         ref = await self.last(ref, caller)
         if wanted.channel is not None:
             caller.require_channel(wanted.channel)
-        await self.known.calls_end(ref.trajectory_uid, LEAVING_SECONDS)
+        await self.resolver.calls_end(ref.trajectory_uid, LEAVING_SECONDS)
         await self.outbox.settle(ref.trajectory_uid)
         if wanted.channel is not None:
             await self.pool.register_trajectory(
                 Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, opens=False)
             )
         ending = await self.pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward, wanted.failure)
-        self.known.forget(ref.trajectory_uid)
+        self.resolver.drop(ref.trajectory_uid)
         self.metrics.rollout_ended(wanted.exception)
         return gateway_api.TrajectoryEnded(status=ending)
 
@@ -206,14 +195,13 @@ class TrajectoryLifecycle:
         """The trajectory is completed at another gateway, or by the pool because its session is idle, which waits for
         what is held here. Further calls ask the pool again."""
         if trajectory_uid == SCRUB_SPOOL:
-            self.known.forget_all()
+            self.resolver.drop_all()
             await self.outbox.scrub()
             return
-        self.known.forget(trajectory_uid)
-        await self.known.calls_end(trajectory_uid, LEAVING_SECONDS)
+        self.resolver.drop(trajectory_uid)
+        await self.resolver.calls_end(trajectory_uid, LEAVING_SECONDS)
         await self.outbox.settle(trajectory_uid)
-        if called := self.known.sessions_in_flight(trajectory_uid):
-            await self.sessions.report(called)  # last, so that the session is not idle when the pool looks again
+        await self.resolver.report_sessions(trajectory_uid)  # last: it is not idle when the pool looks again
 
     async def abort(
         self, ref: TrajectoryRef, wanted: gateway_api.AbortTrajectory, caller: Caller
@@ -221,7 +209,7 @@ class TrajectoryLifecycle:
         ref = await self.last(ref, caller)
         await self.outbox.settle(ref.trajectory_uid)
         ending = await self.pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
-        self.known.forget(ref.trajectory_uid)
+        self.resolver.drop(ref.trajectory_uid)
         self.metrics.rollout_ended(wanted.exception)
         log.info("trajectory %s was aborted: %s", ref.trajectory_uid, wanted.reason or "no reason given")
         return gateway_api.TrajectoryEnded(status=ending)

@@ -47,8 +47,9 @@ async def test_the_questions_do_not_grow_with_the_processes(engine: FakeEngine, 
         async with sharing(path, engine) as (second, _), sharing(path, engine) as (third, _):
             probed = engine.asked["/health"]
             await until(lambda: engine.asked["/health"] >= probed + 4, "four checks")
-            assert second.replicas[0].sight().checked_at == pytest.approx(first.replicas[0].sight().checked_at, abs=1.0)
-            assert third.replicas[0].sight().checked_at == pytest.approx(first.replicas[0].sight().checked_at, abs=1.0)
+            checked_at = pytest.approx(first.replicas[0].report().checked_at, abs=1.0)
+            assert second.replicas[0].report().checked_at == checked_at
+            assert third.replicas[0].report().checked_at == checked_at
             began = asyncio.get_running_loop().time()
             before = engine.asked["/health"]
             await until(lambda: engine.asked["/health"] >= before + 4, "four more")
@@ -84,7 +85,7 @@ async def test_a_process_that_hears_nothing_watches_for_itself(
 async def test_an_older_sight_does_not_replace_what_a_call_found_out(engine: FakeEngine) -> None:
     async with EngineFleet([engine.url]) as engines:
         replica = engines.replicas[0]
-        before = replica.sight()
+        before = replica.report()
         replica.set_down("a call did not reach it")
         replica.take(before)
         assert states(engines) == [EngineState.DOWN]

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.chat import ChatDialect
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, TokenCounter
+from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
 from stepwell.gateway.http.error_responses import ErrorDetails
 from stepwell.steps.step import Exactness, Step
@@ -47,7 +47,7 @@ class TelegramStream:
         return b"\n"
 
 
-class TelegramDialect:
+class TelegramDialect(Dialect):
     name = "telegram"
     paths: tuple[str, ...] = ("telegrams", "wires")
     summary = "Telegram"
@@ -57,7 +57,7 @@ class TelegramDialect:
 
     token_counter: TokenCounter | None = None
 
-    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+    def read(self, raw: bytes, around: DialectContext) -> ModelCall:
         asked = json.loads(raw)
         messages = [{"role": "user", "content": asked["say"]}]
         chat = {"model": "tiny", "messages": messages, "stream": asked.get("live", False)}

@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 
 from stepwell.gateway.app import GatewayLimits
-from stepwell.gateway.trajectories import ASK_PAUSE, UNCHECKED, KnownTrajectories
+from stepwell.gateway.call_resolver import ASK_PAUSE, UNCHECKED, CallResolver
 from stepwell.pool.api.producing import Registration, TrajectoryRef
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
@@ -47,15 +47,15 @@ async def test_a_call_is_answered_while_the_pool_is_away_and_its_step_is_deliver
 async def test_a_pool_that_does_not_answer_is_asked_again_for_a_trajectory_after_a_pause() -> None:
     pool, now = LocalPool(), 0.0
     await pool.register_trajectory(Registration("t", "p", "validation"))
-    known = KnownTrajectories(pool, ask_timeout=0.5, clock=lambda: now)
+    resolver = CallResolver(pool, ask_timeout=0.5, clock=lambda: now)
     ref = TrajectoryRef("t", "p")
     pool.transport.shards_away.add("data_pool")
-    assert await known.channel_of(ref) == UNCHECKED
+    assert await resolver.channel_of(ref) == UNCHECKED
     pool.transport.shards_away.clear()
-    assert await known.channel_of(ref) == UNCHECKED
+    assert await resolver.channel_of(ref) == UNCHECKED
     now = ASK_PAUSE
-    assert await known.channel_of(ref) == "validation"
-    assert known.unchecked == 2
+    assert await resolver.channel_of(ref) == "validation"
+    assert resolver.unchecked == 2
 
 
 async def test_a_shard_that_answers_too_late_learns_who_serves_the_trajectory() -> None:
@@ -63,7 +63,7 @@ async def test_a_shard_that_answers_too_late_learns_who_serves_the_trajectory() 
     following = asyncio.create_task(pool.follow_flushes(lambda _: asyncio.sleep(0)))
     await pool.register_trajectory(Registration("t", "p"))
     pool.transport.shards_stopped.add("data_pool")
-    assert await KnownTrajectories(pool, ask_timeout=0.05).channel_of(TrajectoryRef("t", "p")) == UNCHECKED
+    assert await CallResolver(pool, ask_timeout=0.05).channel_of(TrajectoryRef("t", "p")) == UNCHECKED
     pool.transport.shards_stopped.clear()
     trajectory = pool.transport.services["data_pool"].pool.state.trajectories["t"]
     await until(lambda: len(trajectory.gateways or ()) == 1, "the shard to learn who serves the trajectory")

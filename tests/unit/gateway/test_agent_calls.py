@@ -2,8 +2,8 @@ import asyncio
 import json
 
 from stepwell.errors import EngineUnavailable, Overloaded
+from stepwell.gateway.call_in_flight import send_error
 from stepwell.gateway.dialects.sse import DONE
-from stepwell.gateway.exchange import send_error
 from stepwell.gateway.http.error_responses import describe
 from stepwell.gateway.http.request_body import Message
 from stepwell.gateway.http.response_writer import ResponseWriter

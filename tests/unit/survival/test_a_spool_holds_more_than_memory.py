@@ -9,6 +9,7 @@ import pytest
 
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import Spool
+from stepwell.gateway.recording.step_book import HeldStep
 from stepwell.pool.api.producing import Registration
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool
@@ -67,11 +68,12 @@ async def test_steps_beyond_the_bound_of_the_disk_are_given_up_and_counted(tmp_p
 async def test_a_restart_reads_what_fits_and_the_rest_later(tmp_path: Path, pool: LocalPool) -> None:
     with closing(Spool(tmp_path / "spool")) as spool:
         for start in range(0, STEPS, 10):
-            spool.add([make_step(uid=str(number), prompt_ids=range(1000)) for number in range(start, start + 10)])
+            steps = [make_step(uid=str(number), prompt_ids=range(1000)) for number in range(start, start + 10)]
+            spool.add([HeldStep(step.uid, step.trajectory_uid, step) for step in steps])
             await asyncio.sleep(0.006)  # a row for each
     with closing(Spool(tmp_path / "spool", most_found=100_000)) as spool:
-        assert sum(spool.found_on_disk.values()) > STEPS // 2
         async with sending(pool, spool) as outbox:
             assert outbox.waiting == STEPS
+            assert 0 < outbox.waiting_bytes < STEPS // 2 * 4000, "the bytes in memory"
             await outbox.settle("t")
     assert delivered(pool) == STEPS

@@ -43,7 +43,7 @@ ASK_PAUSE = 10.0
 OTHER_PROMPTS = ("continue_final_message", "echo", "truncate_prompt_tokens", "prompt_embeds")
 """Fields by which a request asks for another prompt than its messages alone give."""
 NOT_DIGESTED = RequestDigest("", "", "")
-"""Of engines that do not render, whose calls cannot be continued."""
+"""The digest of calls to engines that do not render. They cannot be continued."""
 
 
 @dataclass(slots=True, eq=False)

@@ -44,7 +44,7 @@ class ContinuationShape:
     """Tool calls of the reply; 2 stands for several."""
     has_text: bool
     roles: tuple[str, ...]
-    """Of the new messages; of several alike in a row, the first two."""
+    """The roles of the new messages; of several alike in a row, the first two."""
     instructions: str = ""
     """The role of the instructions before the reply, one of INSTRUCTIONS; empty if there are none."""
 

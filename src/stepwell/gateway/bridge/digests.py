@@ -35,23 +35,23 @@ NO_DEFAULTS: Mapping[str, str] = {}
 @dataclass(frozen=True, slots=True)
 class RequestDigest:
     whole: str
-    """Of all messages."""
+    """The digest of all messages."""
     tools: str
     template: str
-    """Of the chat template and the fields that it reads beside messages and tools."""
+    """The digest of the chat template and of the fields that it reads beside messages and tools."""
     thoughts: Mapping[int, str] = field(default_factory=dict)
     """By the place of the message: the digests of the reasoning that the client sends."""
     reply_at: int = -1
     """The place of the last assistant message; -1 if there is none."""
     replied: str = ""
-    """Of the messages up to and with the last assistant message."""
+    """The digest of the messages up to and with the last assistant message."""
     asked: str = ""
-    """Of the messages before it."""
+    """The digest of the messages before it."""
     messages: int = 0
     is_text: bool = True
     """All content is text."""
     defaults: Defaults = field(default_factory=dict)
-    """Those of its tools."""
+    """The defaults of its tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def read_lineage(stored: JsonObject) -> Lineage | None:
 
 
 def digest_request(request: Mapping[str, Any], engine_template: str = "") -> RequestDigest:
-    """Of a chat request whose messages a dialect has checked, for engines with that chat template."""
+    """The digests of a chat request whose messages a dialect has checked, for engines with that chat template."""
     messages: Sequence[Mapping[str, Any]] = request["messages"]
     chain, asked, replied, reply_at = b"", b"", b"", -1
     thoughts: dict[int, str] = {}

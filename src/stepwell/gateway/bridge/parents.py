@@ -23,7 +23,7 @@ class Turn:
 
     uid: str
     tokens: IntArray
-    """Of its prompt and its response."""
+    """The tokens of its prompt and its response."""
     finish_reason: str | None
     lineage: Lineage
     others: tuple[str, ...] = ()

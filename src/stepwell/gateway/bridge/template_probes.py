@@ -145,8 +145,8 @@ class _ThinkingProbe:
         return before == after[: len(before)] and all(after[len(before) :])
 
     async def _visible(self, *, with_tail: bool) -> list[bool]:
-        """Of each place with thinking: does other thinking give another prompt? The reply's comes last, and only with
-        the new messages."""
+        """Whether other thinking gives another prompt, for each place with thinking. The reply's comes last, and only
+        with the new messages."""
         places = [self.places.earlier_turns, self.places.this_turn, self.places.in_reply and with_tail]
         one, other = self.words.sentinel, self.words.other
         shown = await self._render([one, one, one], with_tail=with_tail)

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, PromptTexts
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall, PromptTexts
 from stepwell.gateway.dialects.openai_choices import copy_reasoning
 from stepwell.gateway.dialects.openai_request import (
     COMMON_FIELDS,
@@ -66,7 +66,7 @@ class ChatDialect(OpenAIAnswers):
     )
     request_schema: Mapping[str, Any] = REQUEST_SCHEMA
 
-    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+    def read(self, raw: bytes, around: DialectContext) -> ModelCall:
         request = read_json_object(raw)
         malformed = repair_messages(request.get("messages"))
         if around.rules.calls_as_text and request.get("tools") and request.get("tool_choice") in (None, "auto"):
@@ -121,7 +121,7 @@ def _repair_call(call: object) -> bool:
 
 
 def is_json_object(text: str) -> bool:
-    """As the engines' own parser sees it: NaN and Infinity are accepted, half a character (a lone surrogate) is not."""
+    """Whether the engines' own parser reads an object: it takes NaN and Infinity, but no lone surrogate."""
     try:
         return isinstance(orjson.loads(text), dict)
     except orjson.JSONDecodeError:

@@ -74,7 +74,7 @@ def tool_message(call_id: str, content: str | list[dict[str, Any]]) -> dict[str,
 
 
 def assistant_message(text: str, reasoning: str, tool_calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """As an engine writes its own: without text but with tool calls, the content is null."""
+    """The message as an engine writes its own: without text but with tool calls, the content is null."""
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not tool_calls else None}
     if reasoning:
         message["reasoning"] = message["reasoning_content"] = reasoning

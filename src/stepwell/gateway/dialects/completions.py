@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_request import COMMON_FIELDS, TEXT, OpenAIAnswers, make_call, read_json_object
 from stepwell.wire.openai import Upstream
 
@@ -28,7 +28,7 @@ class CompletionsDialect(OpenAIAnswers):
     unrecorded_description = "The same for text and token ids."
     request_schema: Mapping[str, Any] = REQUEST_SCHEMA
 
-    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+    def read(self, raw: bytes, around: DialectContext) -> ModelCall:
         request = read_json_object(raw)
         prompt, logprobs = request.get("prompt"), request.get("logprobs")
         if not isinstance(prompt, (str, list)) or not prompt:

@@ -4,6 +4,7 @@ An engine is always asked in OpenAI's chat or completions form. A dialect transl
 engine. `DIALECTS` in this package lists all dialects; everything particular to one is in its own file.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -30,8 +31,37 @@ class PromptTexts(NamedTuple):
 NO_TEXTS = PromptTexts()
 
 
+PLACE = re.compile(r"\{(\w+)(:path)?\}")
+"""A `{name}` in a path template."""
+
+
+class CallUrl(NamedTuple):
+    """What the URL of a call says below its base_url."""
+
+    path: str = ""
+    """The one of the dialect's path templates that it matches."""
+    text: str = ""
+    """The path and the query as the client sends them."""
+    names: Mapping[str, str] = {}
+    """What stands in the places of the template's `{name}`."""
+    query: Mapping[str, str] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """It says nothing that the template does not say."""
+        return not (self.names or self.query)
+
+    @property
+    def sent(self) -> str:
+        """`text` if it says more than the template, else empty."""
+        return "" if self.is_plain else self.text
+
+
+NO_URL = CallUrl()
+
+
 @dataclass(frozen=True, slots=True)
-class CallSurroundings:
+class DialectContext:
     """What a dialect may use beside the request."""
 
     response_length: int
@@ -41,6 +71,7 @@ class CallSurroundings:
     models: Sequence[str] = ()
     """The models that the request may name, first the one that is trained; none means any."""
     rules: RequestRules = NO_MORE
+    url: CallUrl = NO_URL
 
 
 class ConversationPart(NamedTuple):
@@ -112,21 +143,28 @@ class TokenCounter(Protocol):
     """A dialect's call that counts the tokens of a prompt, without an answer and without a step."""
 
     path: str
-    """Below a base_url, like those of the dialect."""
+    """A template below a base_url, like those of the dialect."""
     summary: str
     request_schema: Mapping[str, Any]
 
-    def read(self, raw: bytes, around: CallSurroundings) -> dict[str, Any]:
+    def read(self, raw: bytes, around: DialectContext) -> dict[str, Any]:
         """A chat request without sampling parameters. BadRequest says what is wrong."""
 
     def reply(self, tokens: int) -> bytes: ...
 
 
 class Dialect(Protocol):
+    """One API for agents. A class that inherits from it has the defaults."""
+
     name: str
     """The label in metrics and traces."""
     paths: tuple[str, ...]
-    """Below a base_url, without a slash at the beginning."""
+    """Templates below a base_url, without a slash at the beginning. `{name}` stands for a text without a slash,
+    `{name:path}` for any text; `DialectContext.url` has them."""
+    query: Mapping[str, Any] = {}
+    """The JSON schema of each query parameter that `read` uses, by name."""
+    key_header: bytes = b"authorization"
+    """The header in which its clients send their key, in small letters. A header of its own has the bare key."""
     summary: str
     """A title for the OpenAPI document."""
     description: str
@@ -135,10 +173,10 @@ class Dialect(Protocol):
     trajectory."""
     request_schema: Mapping[str, Any]
     """The JSON schema of a request."""
-    token_counter: TokenCounter | None
+    token_counter: TokenCounter | None = None
     """None if the dialect has no such call."""
 
-    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+    def read(self, raw: bytes, around: DialectContext) -> ModelCall:
         """BadRequest says what is wrong."""
 
     def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:

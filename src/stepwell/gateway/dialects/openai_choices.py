@@ -120,7 +120,7 @@ class StreamedChoice:
     arguments: dict[int, list[str]] = field(default_factory=dict)
     """The pieces of each tool call's arguments."""
     names: dict[int, str] = field(default_factory=dict)
-    """Of the functions that are called."""
+    """The names of the functions that are called."""
     call_ids: dict[int, str] = field(default_factory=dict)
 
     def text(self) -> str | None:

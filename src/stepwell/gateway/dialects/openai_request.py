@@ -12,7 +12,7 @@ import orjson
 from stepwell.common.json_containers import check_containers
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.errors import BadRequest, ModelNotFound
-from stepwell.gateway.dialects.dialect import NO_TEXTS, CallSurroundings, Dialect, ModelCall, PromptTexts, TokenCounter
+from stepwell.gateway.dialects.dialect import NO_TEXTS, Dialect, DialectContext, ModelCall, PromptTexts
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStreamWriter, Wants, write_reply
 from stepwell.gateway.dialects.request_sampling import make_explicit, recorded_sampling
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
@@ -44,10 +44,8 @@ COMMON_FIELDS: dict[str, Any] = {
 """The JSON schema of the fields that both requests have."""
 
 
-class OpenAIAnswers:
+class OpenAIAnswers(Dialect):
     """The half of a dialect that answers in the engine's own form."""
-
-    token_counter: TokenCounter | None = None
 
     def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
         return write_reply(answer, call.wants)
@@ -89,7 +87,7 @@ def make_call(
     dialect: Dialect,
     upstream: Upstream,
     request: dict[str, Any],
-    around: CallSurroundings,
+    around: DialectContext,
     *,
     wants_logprobs: bool,
     asked_for: Mapping[str, Any],

@@ -1,21 +1,32 @@
-"""Which calls an agent's harness makes for itself: titles, memory, summaries. They must not get the task's reward.
+"""What the texts of a request tell about its steps.
 
-A rule recognises a side call by the exact beginning of the harness's own prompt. Prompts that nobody has listed are
-missed. The opposite mistake would lose training data silently, so no rule guesses from a topic. The header
+Side calls are calls that an agent's harness makes for itself: titles, memory, summaries. They must not get the task's
+reward. A rule recognises a side call by the exact beginning of the harness's own prompt. Prompts that nobody has listed
+are missed. The opposite mistake would lose training data silently, so no rule guesses from a topic. The header
 `x-stepwell-call` decides over every rule. An agent that writes its own prompts can imitate a side call: a channel may
 count marked ones only.
+
+Markers are texts that look like a chat template's. An engine reads such text as markers: a message can hold what seems
+to be several turns. Nobody can tell them from real ones later, so the step says that its turns are not to be read.
 """
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.dialect import PromptTexts
+from stepwell.gateway.dialects.dialect import ModelCall, PromptTexts
+from stepwell.steps.conversation import MARKERS
+from stepwell.wire.openai import Upstream
 
 CALL_HEADER = "x-stepwell-call"
 """The request's own statement of what it is: "task" or "side"."""
 MARKED = "marked"
 """The kind of a side call that only the header tells."""
+ESCAPED = (b"\\u003", b"\\u007")
+"""How < and | begin where a JSON text escapes them."""
+DEPTH = 12
+"""How deep objects and lists of a message are searched; what is deeper counts as a marker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +137,27 @@ def _kind(rules: tuple[SideCallRule, ...], text: str, max_tokens: int) -> str | 
         if text.startswith(rule.opening) and rule.max_tokens in (None, max_tokens):
             return rule.kind
     return None
+
+
+def writes_markers(call: ModelCall, raw: bytes) -> bool:
+    """Whether a message or tool of a chat call writes a marker. A completion's prompt is the agent's own template."""
+    if call.upstream is not Upstream.CHAT:
+        return False
+    if call.part is None and not _may_write_markers(raw):
+        return False
+    return _has_marker(call.request["messages"]) or _has_marker(call.request.get("tools"))
+
+
+def _may_write_markers(raw: bytes) -> bool:
+    """Quick: one character, or a long text, is found several times as fast as two characters."""
+    return (b"|" in raw and b"<|" in raw) or (b"\\u00" in raw and any(escaped in raw for escaped in ESCAPED))
+
+
+def _has_marker(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, str):
+        return "<|" in value and any(marker in value for marker in MARKERS)
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list):
+        return depth > DEPTH or any(_has_marker(each, depth + 1) for each in value)
+    return False

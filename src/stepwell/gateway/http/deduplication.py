@@ -24,9 +24,9 @@ CAPTURE_HEADER = b"x-stepwell-capture"
 KEPT_SECONDS = 600.0
 KEPT_ANSWERS = 10_000
 KEPT_BYTES = 64 * 1024 * 1024
-"""Of answers, in all."""
+"""Bytes of all kept answers."""
 KEPT_OF_A_CALLER = KEPT_BYTES // 8
-"""Of the answers to one caller's calls, so that nobody pushes out those of all others."""
+"""Bytes of the kept answers to one caller, so that nobody pushes out those of all others."""
 AN_ANSWER, A_PART = 2_000, 150
 """Bytes that a kept answer, and each of its parts, take beside the body."""
 LONGEST_KEY = 255
@@ -112,7 +112,7 @@ class RequestDeduplicator:
         self._by_caller: defaultdict[str, OrderedDict[Hashable, None]] = defaultdict(OrderedDict)
         """The keys of the kept answers to each caller, the oldest first."""
         self._bytes: Counter[str] = Counter()
-        """Of the kept answers to each caller."""
+        """Bytes of the kept answers to each caller."""
         self._total = 0
 
     def find(self, key: Hashable) -> SharedResponse | None:
@@ -192,15 +192,19 @@ class CallHeaders:
         """Also at other gateways."""
         return Repeats.ALL if self.idempotency_key is not None or self.is_retry else Repeats.LOST
 
-    def shared_key(self, body: bytes) -> str:
-        """As `key`, the same in all gateways."""
-        return blake2b(self.idempotency_key or body, digest_size=16).hexdigest()
+    def shared_key(self, body: bytes, url: str = "") -> str:
+        """The same key in all gateways. `url` is what the call's URL says beside the path of its dialect."""
+        digest = blake2b(self.idempotency_key or body, digest_size=16)
+        if url and self.idempotency_key is None:
+            digest.update(b"\0" + url.encode(errors="surrogatepass"))
+        return digest.hexdigest()
 
-    def key(self, ref: TrajectoryRef, body: bytes) -> Hashable:
-        """Two calls with the same key are the same, if the later one may join."""
+    def key(self, ref: TrajectoryRef, body: bytes, url: str = "") -> Hashable:
+        """Two calls with the same key are the same, if the later one may join. `url` is what stands in the URL below
+        the base_url."""
         if self.idempotency_key is not None:
             return ref, self.idempotency_key
-        return ref, len(body), hash(body)
+        return ref, url, len(body), hash(body)
 
 
 def read_call_headers(headers: Headers) -> CallHeaders:

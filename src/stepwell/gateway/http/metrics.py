@@ -202,7 +202,7 @@ class GatewayMetrics:
         return encode(self._registry), content_type
 
     def _counted(self, name: str, text: str, *labels: str) -> Counts:
-        """As `_counter`, for what every call counts: a plain addition costs less."""
+        """A counter for what every call counts: a plain addition costs less than `_counter`."""
         counts: Counts = defaultdict(int)
 
         def read() -> Reading:

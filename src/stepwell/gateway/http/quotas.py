@@ -14,7 +14,7 @@ from stepwell.errors import BadRequest, Overloaded
 from stepwell.gateway.http.request_body import Receive, read_body
 
 MOST_BYTES = 2 * 2**30
-"""Of the bodies of all calls in flight, whoever makes them."""
+"""Bytes of the bodies of all calls in flight, whoever makes them."""
 ALL = "bytes_of_all"
 IDLE_CALLERS = 10_000
 """Callers without a call in flight whose rates are remembered."""
@@ -22,14 +22,14 @@ IDLE_CALLERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CallQuota:
-    """Of one caller. 0 means no bound."""
+    """The bounds of one caller. 0 means no bound."""
 
     in_flight: int = 512
     """Calls."""
     per_second: float = 0.0
     """Calls; as many may come at once as in ten seconds."""
     bytes: int = 128 * 2**20
-    """Of the bodies of its calls in flight."""
+    """Bytes of the bodies of its calls in flight."""
     tokens_per_second: float = 0.0
     """Sampled and read; a caller may be ahead by as many as in ten seconds."""
 
@@ -53,18 +53,18 @@ BURST_SECONDS = 10.0
 
 @dataclass(slots=True)
 class CallerUsage:
-    """Of one caller, now."""
+    """What one caller uses now."""
 
     in_flight: int = 0
     bytes: int = 0
     calls: float = 0.0
-    """Those of its rate that are not yet paid for by time."""
+    """Calls counted against the rate limit that have not decayed yet."""
     tokens: float = 0.0
     at: float = 0.0
 
 
-class CallInFlight:
-    """Counted from its creation until it is left."""
+class QuotaUse:
+    """What one call takes from its caller's quota, from its creation until it is left."""
 
     __slots__ = ("_declared", "_is_bounded", "_quotas", "_size", "_usage")
 
@@ -100,12 +100,12 @@ class CallQuotas:
     quota: CallQuota = field(default_factory=CallQuota)
     clock: Callable[[], float] = time.monotonic
     refused: Counter[str] = field(default_factory=Counter)
-    """How often, by the name of the quota."""
+    """Refused calls, by the name of the quota."""
     bytes: int = 0
-    """Of the bodies of all calls in flight."""
+    """Bytes of the bodies of all calls in flight."""
     _callers: dict[str, CallerUsage] = field(default_factory=dict)
 
-    def call_of(self, caller: str, size: int | None) -> "CallInFlight":
+    def call_of(self, caller: str, size: int | None) -> QuotaUse:
         """A call with a body of this size, if its headers declare one. Overloaded if the caller has too much; an empty
         caller has no quota."""
         usage = self._usage(caller) if caller else CallerUsage()
@@ -113,10 +113,10 @@ class CallQuotas:
             self._check("in_flight", usage.in_flight + 1, self.quota.in_flight)
             self._check("per_second", usage.calls + 1, self.quota.per_second * BURST_SECONDS)
             self._check("tokens_per_second", usage.tokens, self.quota.tokens_per_second * BURST_SECONDS)
-        return CallInFlight(self, usage, size, is_bounded=bool(caller))
+        return QuotaUse(self, usage, size, is_bounded=bool(caller))
 
     def take(self, usage: CallerUsage, size: int, *, is_bounded: bool) -> None:
-        """So many more bytes of a body."""
+        """Count more bytes of a body."""
         if is_bounded:
             self._check("bytes", usage.bytes + size, self.quota.bytes)
         if self.bytes + size > MOST_BYTES:
@@ -139,10 +139,10 @@ class CallQuotas:
         usage.tokens = max(0.0, usage.tokens - passed * self.quota.tokens_per_second)
         self._callers[caller] = usage  # the newest is last
         if len(self._callers) > IDLE_CALLERS:
-            self._forget_one()
+            self._drop_one()
         return usage
 
-    def _forget_one(self) -> None:
+    def _drop_one(self) -> None:
         """The oldest, unless it has a call in flight: then it is looked at again later."""
         caller, usage = next(iter(self._callers.items()))
         del self._callers[caller]

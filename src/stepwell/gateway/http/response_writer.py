@@ -40,7 +40,7 @@ class ResponseWriter:
         """The last part was sent to a connection that was open then."""
         self.handover: Handover | None = None
         self.media_type = ""
-        """Of a stream."""
+        """The media type of a stream."""
         self.headers: Headers = []
         """Sent with every answer, in addition."""
         self.touched_at = clock()

@@ -36,7 +36,7 @@ async def is_handed_over(handover: Handover | None, stalled_seconds: float = STA
 
 @dataclass(slots=True, eq=False)
 class Sighting:
-    """Of one answer."""
+    """Whether anybody has read one answer."""
 
     mark: Callable[[Sequence[str], str], object]
     """Marks steps by their uids."""

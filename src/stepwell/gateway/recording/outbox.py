@@ -17,20 +17,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from stepwell.errors import PoolUnavailable
+from stepwell.errors import Conflict, PoolUnavailable, StepwellError, UnknownTrajectory
 from stepwell.gateway.call_book import CallBook
-from stepwell.gateway.recording.outbox_lane import (
-    MAX_REASON,
-    MOST_FAILURES,
-    MOST_REFUSALS,
-    UNSENDABLE,
-    LaneSender,
+from stepwell.gateway.recording.spool import Spool
+from stepwell.gateway.recording.step_book import (
+    MAX_MESSAGE,
+    HeldStep,
+    Lane,
+    StepBook,
     can_be_packed,
-    refusal_of,
+    steps_of,
     without_content,
 )
-from stepwell.gateway.recording.outbox_queue import MAX_MESSAGE, OutboxQueue
-from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_marks import StepMarks
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.pool.api.ports import StepSink
@@ -53,6 +51,14 @@ LOG_INTERVAL = 1.0
 """Seconds between two log lines about steps that were given up."""
 TAKEN = (SubmitVerdict.ACCEPTED, SubmitVerdict.DUPLICATE, SubmitVerdict.QUARANTINED)
 """The pool has the step."""
+MAX_REASON = 500
+"""Characters of the reason of a quarantine."""
+MOST_REFUSALS = 3
+"""How often a shard may fail over a step while it takes others."""
+MOST_FAILURES = 8
+"""Single steps over which a shard fails one after the other before it counts as the one at fault."""
+UNSENDABLE = "unsendable"
+"""The kind of quarantine, and of loss, for a step that cannot be packed, or over which its shard fails."""
 
 
 class Outbox:
@@ -89,57 +95,38 @@ class Outbox:
         self._gather_seconds = gather_seconds
         self._retry_pause = retry_pause
         self._confirm_timeout = confirm_timeout
-        self._queue = OutboxQueue(max_held, max_held_bytes)
-        self._lanes: dict[str, LaneSender] = {}
-        """By shard."""
+        self._book = StepBook(max_held, max_held_bytes)
         self._arrived = asyncio.Event()
         """There are steps that are in no lane yet."""
         self._is_hurried = False
         """Somebody waits for them."""
         self._settling: dict[str | None, asyncio.Event] = {}
         """By trajectory: set when no step of it is held. None stands for all trajectories."""
-        self._awaited: dict[Step, asyncio.Future[SubmitVerdict | None]] = {}
-        """Who waits for the verdict on a step; None as a verdict means that the step was given up."""
         self._dropped = 0
         self._logged_at = -LOG_INTERVAL
         self._recall_below = max_held // 2, max_held_bytes // 2
         """Steps and bytes in memory below which steps are read back from disk."""
-        self._on_disk: Counter[str] = Counter()
-        """Steps that are in the spool alone, by trajectory."""
         self._is_recalling = False
-        self._leftovers: Sequence[Step] = ()
+        self._leftovers: Sequence[HeldStep] = () if spool is None else spool.take_leftovers()
         """Steps of an earlier process, until it is known that they are for this pool. Some may be on disk only."""
-        self._left_on_disk: Counter[str] = Counter()
+        for held in self._leftovers:
+            self._book.enter(held)
         if spool is not None:
-            self._leftovers, self._left_on_disk = spool.take_leftovers(), spool.found_on_disk
-            self._queue.add(self._leftovers)
-            self._on_disk += self._left_on_disk
             self._arrived.set()
         self._is_claimed = spool is None
 
     @property
     def waiting(self) -> int:
         """Steps that the pool has not answered for."""
-        return self._held(None)
+        return self._book.held(None)
 
     @property
     def waiting_bytes(self) -> int:
-        return self._queue.nbytes
+        return self._book.nbytes
 
     def record(self, steps: Sequence[Step]) -> None:
         """Take over steps, whatever state the pool is in."""
-        if self._calls is not None:
-            self._calls.recorded(steps)
-        self._queue.add(steps)
-        if self._spool is not None:
-            self._spool.add(steps)
-        self._arrived.set()
-        if trimmed := self._queue.trim():
-            if self._spool is None:
-                self._drop(trimmed)
-            else:
-                self._on_disk.update(step.trajectory_uid for step in trimmed)
-                self._spool.release(trimmed)
+        self._record(steps, self._book.add(steps))
 
     async def record_durably(self, steps: Sequence[Step]) -> None:
         """Take over steps, and return when the pool has them.
@@ -147,9 +134,11 @@ class Outbox:
         PoolUnavailable if that takes too long: the steps are kept and sent later. UnknownTrajectory or Conflict if the
         pool refuses one of them.
         """
-        answers = [asyncio.get_running_loop().create_future() for _ in steps]
-        self._awaited.update(zip(steps, answers, strict=True))
-        self.record(steps)
+        added, loop = self._book.add(steps), asyncio.get_running_loop()
+        answers = [loop.create_future() for _ in added]
+        for held, answer in zip(added, answers, strict=True):
+            held.answer = answer
+        self._record(steps, added)
         self._hurry()
         timeout = self._confirm_timeout
         try:
@@ -159,16 +148,13 @@ class Outbox:
             raise PoolUnavailable(
                 f"the pool has not confirmed this call within {timeout:g} s; it is kept and will be delivered"
             ) from None
-        finally:
-            for step in steps:
-                self._awaited.pop(step, None)
         for step, verdict in zip(steps, verdicts, strict=True):
             if verdict not in TAKEN:
                 raise refusal_of(step, verdict)
 
     async def settle(self, trajectory_uid: str | None = None, timeout: float = SETTLE_TIMEOUT) -> None:
         """Wait until the pool has answered for all steps of that trajectory and their marks, or for all steps."""
-        if self._held(trajectory_uid):
+        if self._book.held(trajectory_uid):
             await self._settle_steps(trajectory_uid, timeout)
         await self.marks.settle(trajectory_uid, timeout)
 
@@ -179,11 +165,11 @@ class Outbox:
             async with asyncio.timeout(timeout):
                 await settled.wait()
         except TimeoutError:
-            waiting = self._held(trajectory_uid)
+            waiting = self._book.held(trajectory_uid)
             raise PoolUnavailable(f"{waiting} steps still wait for the pool after {timeout:g} s; try again") from None
 
     async def scrub(self) -> None:
-        """A subject was forgotten: send all that is held, and remove what is left of deleted steps from the spool's
+        """Data is removed for good: send all that is held, and remove what is left of deleted steps from the spool's
         file. PoolUnavailable if that cannot be done now."""
         await self.settle()
         if self._spool is not None:
@@ -209,7 +195,7 @@ class Outbox:
         """Send steps, until cancelled."""
         if self._spool is not None:
             loop = asyncio.get_running_loop()
-            self._spool.on_given_up = lambda uids: loop.call_soon_threadsafe(self._given_up_on_disk, uids)
+            self._spool.on_given_up = lambda given_up: loop.call_soon_threadsafe(self._given_up_on_disk, given_up)
         async with asyncio.TaskGroup() as sending:
             while True:
                 await self._arrived.wait()
@@ -222,24 +208,24 @@ class Outbox:
                     await asyncio.sleep(self._retry_pause)
                     self._arrived.set()
                     continue
-                for lane in self._queue.sort(shard_of):
-                    if lane not in self._lanes:
-                        self._lanes[lane] = LaneSender()
-                        sending.create_task(self._run_lane(lane, self._lanes[lane]))
-                    self._lanes[lane].arrived.set()
+                for lane in self._book.sort(shard_of):
+                    if not lane.is_served:
+                        lane.is_served = True
+                        sending.create_task(self._run_lane(lane))
+                    lane.arrived.set()
                     if self._is_hurried:
-                        self._lanes[lane].hurried.set()
+                        lane.hurried.set()
                 self._is_hurried = False
 
-    async def _run_lane(self, lane: str, sender: LaneSender) -> None:
+    async def _run_lane(self, lane: Lane) -> None:
         while True:
-            await sender.arrived.wait()
-            await self._gather(lane, sender)
-            message = self._queue.take(lane)
-            if not self._queue.queued(lane):
-                sender.arrived.clear()
-            sender.failed = 0
-            if message and not await self._send(lane, sender, message):
+            await lane.arrived.wait()
+            await self._gather(lane)
+            message = lane.take()
+            if not lane.queue:
+                lane.arrived.clear()
+            lane.failed = 0
+            if message and not await self._send(lane, message):
                 await asyncio.sleep(self._retry_pause)
 
     async def _claim_spool(self) -> None:
@@ -249,104 +235,107 @@ class Outbox:
         is_own = self._spool.claim(await self._pool.pool_uid())
         self._is_claimed = True
         if not is_own:
-            apart = self._queue.discard(self._leftovers)
-            left = Counter(step.trajectory_uid for step in self._leftovers) + self._left_on_disk
-            self.lost["other_pool"] += left.total()
-            self._on_disk -= left - Counter(step.trajectory_uid for step in apart)
-            for uid in left:
-                self._wake(uid)
+            discarded = self._book.discard(self._leftovers)
+            self.lost["other_pool"] += len(discarded)
+            for held in discarded:
+                self._wake(held.trajectory_uid)
         self._leftovers = ()
         self._recall()
 
-    def _hurry(self) -> None:
-        self._is_hurried = self._queue.has_unsorted
-        for sender in self._lanes.values():
-            sender.hurried.set()
+    def _record(self, steps: Sequence[Step], added: Sequence[HeldStep]) -> None:
+        if self._calls is not None:
+            self._calls.recorded(steps)
+        if self._spool is not None:
+            self._spool.add(added)
+        self._arrived.set()
+        if trimmed := self._book.trim(to_disk=self._spool is not None):
+            if self._spool is None:
+                self._drop(trimmed)
+            else:
+                self._spool.release(trimmed)
 
-    async def _gather(self, lane: str, sender: LaneSender) -> None:
-        if self._queue.queued(lane) < MAX_MESSAGE:
+    def _hurry(self) -> None:
+        self._is_hurried = bool(self._book.unsorted)
+        for lane in self._book.lanes.values():
+            lane.hurried.set()
+
+    async def _gather(self, lane: Lane) -> None:
+        if len(lane.queue) < MAX_MESSAGE:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._gather_seconds):
-                    await sender.hurried.wait()
-        sender.hurried.clear()
+                    await lane.hurried.wait()
+        lane.hurried.clear()
 
-    async def _send(self, lane: str, sender: LaneSender, message: Sequence[Step]) -> bool:
+    async def _send(self, lane: Lane, message: Sequence[HeldStep]) -> bool:
         """Whether the lane may go on at once."""
-        if sender.failed >= MOST_FAILURES:  # the shard is at fault, not these steps
-            self._queue.give_back(lane, message)
-            sender.arrived.set()
+        if lane.failed >= MOST_FAILURES:  # the shard is at fault, not these steps
+            lane.give_back(message)
             return False
+        steps = steps_of(message)
         try:
-            confirmed = message if self._confirmer is None else await self._confirmer.confirm(message)
+            confirmed = steps if self._confirmer is None else await self._confirmer.confirm(steps)
             verdicts = await self._pool.submit_steps(confirmed)
         except PoolUnavailable as failure:
             log.warning("%d steps are waiting for the pool: %s", self.waiting, failure)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the steps of all agents must not be lost with it
-            return await self._divide(lane, sender, message, failure)
+            return await self._divide(lane, message, failure)
         else:
-            sender.taken += 1
-            sender.failed = 0
-            self._settle_message(lane, sender, message, verdicts)
+            lane.taken += 1
+            lane.failed = 0
+            self._settle_message(lane, message, verdicts)
             return True
-        self._queue.give_back(lane, message)
-        sender.arrived.set()
+        lane.give_back(message)
         return False
 
-    async def _divide(self, lane: str, sender: LaneSender, message: Sequence[Step], failure: Exception) -> bool:
+    async def _divide(self, lane: Lane, message: Sequence[HeldStep], failure: Exception) -> bool:
         """Send the halves of a message that failed, each by itself; a single step waits apart from the others."""
         if len(message) > 1:
             half = len(message) // 2
-            sent_first = await self._send(lane, sender, message[:half])
-            return await self._send(lane, sender, message[half:]) or sent_first
-        (step,) = message
-        refusals, taken = sender.refusals.get(step, (0, sender.taken))
-        if not refusals:
-            log.error("the pool failed over a step of trajectory %s", step.trajectory_uid, exc_info=failure)
-        sender.failed += 1
-        sender.refusals[step] = refusals + (not refusals or sender.taken > taken), sender.taken
-        if sender.refusals[step][0] >= MOST_REFUSALS or not can_be_packed(step):
-            self._give_up(lane, sender, step, failure)
+            sent_first = await self._send(lane, message[:half])
+            return await self._send(lane, message[half:]) or sent_first
+        (held,) = message
+        lane.failed += 1
+        if not held.refusals:
+            log.error("the pool failed over a step of trajectory %s", held.trajectory_uid, exc_info=failure)
+        if not held.refusals or lane.taken > held.taken_before:
+            held.refusals += 1
+        held.taken_before = lane.taken
+        if held.refusals >= MOST_REFUSALS or not all(map(can_be_packed, steps_of(message))):
+            self._give_up(lane, held, failure)
         else:
-            self._postpone(lane, sender, [step])
+            self._postpone(lane, [held])
         return False
 
-    def _give_up(self, lane: str, sender: LaneSender, step: Step, failure: Exception) -> None:
+    def _give_up(self, lane: Lane, held: HeldStep, failure: Exception) -> None:
         """The first time, an empty step takes its place in the trajectory, and says why."""
-        del sender.refusals[step]
+        held.refusals = 0
+        (step,) = steps_of([held])
         if step.quarantine is not None and step.quarantine.startswith(UNSENDABLE):
             self.lost[UNSENDABLE] += 1
-            self._queue.settle(step)
-            self._notify(step, None)
+            self._settle(held, None)
             if self._spool is not None:
-                self._spool.remove([step])
+                self._spool.remove([held])
             return
-        stub = without_content(step, f"{UNSENDABLE}: {type(failure).__name__}: {failure}"[:MAX_REASON])
-        self._queue.replace(step, stub)
+        why = f"{UNSENDABLE}: {type(failure).__name__}: {failure}"
+        self._book.replace(held, without_content(step, why[:MAX_REASON]))
         if self._spool is not None:
-            self._spool.remove([step])
-            self._spool.add([stub])
-        if step in self._awaited:
-            self._awaited[stub] = self._awaited.pop(step)
-        self._queue.give_back(lane, [stub])
-        sender.arrived.set()
+            self._spool.remove([held])
+            self._spool.add([held])
+        lane.give_back([held])
 
-    def _settle_message(
-        self, lane: str, sender: LaneSender, message: Sequence[Step], verdicts: Sequence[SubmitVerdict]
-    ) -> None:
-        refused_as_full: list[Step] = []
-        answered: list[Step] = []
-        for step, verdict in zip(message, verdicts, strict=True):
+    def _settle_message(self, lane: Lane, message: Sequence[HeldStep], verdicts: Sequence[SubmitVerdict]) -> None:
+        refused_as_full: list[HeldStep] = []
+        answered: list[HeldStep] = []
+        for held, verdict in zip(message, verdicts, strict=True):
             if verdict is SubmitVerdict.FULL:
-                refused_as_full.append(step)
+                refused_as_full.append(held)
                 continue
-            answered.append(step)
-            self._count(step, verdict)
-            sender.refusals.pop(step, None)
-            self._queue.settle(step)
-            self._notify(step, verdict)
+            answered.append(held)
+            self._count(held, verdict)
+            self._settle(held, verdict)
         if refused_as_full:
             log.warning("%d steps are waiting: the pool is full", self.waiting)
-            self._postpone(lane, sender, refused_as_full)
+            self._postpone(lane, refused_as_full)
         if self._spool is not None:
             self._spool.remove(answered)
             if SubmitVerdict.FORGOTTEN in verdicts:
@@ -357,77 +346,72 @@ class Outbox:
     def _recall(self) -> None:
         """Read steps back that are on disk only, if there is room in memory."""
         steps, nbytes = self._recall_below
-        has_room = self._queue.steps <= steps and self._queue.nbytes <= nbytes
-        if self._spool is not None and self._on_disk and has_room and not self._is_recalling:
+        has_room = self._book.steps <= steps and self._book.nbytes <= nbytes
+        if self._spool is not None and self._book.on_disk and has_room and not self._is_recalling:
             self._is_recalling = True
             loop = asyncio.get_running_loop()
             self._spool.recall(nbytes // 2, lambda found: loop.call_soon_threadsafe(self._recalled, found))
 
-    def _recalled(self, steps: Sequence[Step]) -> None:
+    def _recalled(self, found: Sequence[HeldStep]) -> None:
         self._is_recalling = False
-        self._on_disk -= Counter(step.trajectory_uid for step in steps)
-        self._queue.add(steps)
+        for held in found:
+            self._book.recalled(held)
         self._arrived.set()
 
-    def _given_up_on_disk(self, trajectory_uids: Sequence[str]) -> None:
-        self.lost["spool_full"] += len(trajectory_uids)
-        self._dropped += len(trajectory_uids)
-        self._on_disk -= Counter(trajectory_uids)
-        for uid in dict.fromkeys(trajectory_uids):
+    def _given_up_on_disk(self, given_up: Sequence[HeldStep]) -> None:
+        settled = [held.trajectory_uid for held in given_up if self._book.settle(held)]
+        self.lost["spool_full"] += len(settled)
+        self._dropped += len(settled)
+        for uid in dict.fromkeys(settled):
             if self._calls is not None:
                 self._calls.lost_of(uid)
             self._wake(uid)
         self._log_dropped()
 
-    def _held(self, trajectory_uid: str | None) -> int:
-        on_disk = self._on_disk.total() if trajectory_uid is None else self._on_disk[trajectory_uid]
-        return self._queue.held(trajectory_uid) + on_disk
-
-    def _count(self, step: Step, verdict: SubmitVerdict) -> None:
+    def _count(self, held: HeldStep, verdict: SubmitVerdict) -> None:
         if verdict in TAKEN:
             self.delivered[verdict] += 1
             if verdict is SubmitVerdict.QUARANTINED:
-                log.warning("trajectory %s: a step was quarantined: %s", step.trajectory_uid, step.quarantine)
+                reason = held.step.quarantine if held.step is not None else ""
+                log.warning("trajectory %s: a step was quarantined: %s", held.trajectory_uid, reason)
         else:
             self.lost[verdict] += 1
-            log.warning("trajectory %s: the pool refused a step as %s", step.trajectory_uid, verdict)
-            self._on_refused(step.trajectory_uid)
+            log.warning("trajectory %s: the pool refused a step as %s", held.trajectory_uid, verdict)
+            self._on_refused(held.trajectory_uid)
 
-    def _postpone(self, lane: str, sender: LaneSender, steps: Sequence[Step]) -> None:
-        self._queue.postpone(lane, steps)
-        if not sender.is_resuming:
-            sender.is_resuming = True
-            asyncio.get_running_loop().call_later(self._retry_pause, self._resume, lane, sender)
+    def _postpone(self, lane: Lane, message: Sequence[HeldStep]) -> None:
+        lane.postponed.extend(message)
+        if not lane.is_resuming:
+            lane.is_resuming = True
+            asyncio.get_running_loop().call_later(self._retry_pause, lane.resume)
 
-    def _resume(self, lane: str, sender: LaneSender) -> None:
-        sender.is_resuming = False
-        self._queue.resume(lane)
-        sender.arrived.set()
-
-    def _drop(self, dropped: Sequence[Step]) -> None:
+    def _drop(self, dropped: Sequence[HeldStep]) -> None:
         self.lost["recorder_full"] += len(dropped)
         self._dropped += len(dropped)
-        for step in dropped:
-            self._notify(step, None)
+        for held in dropped:
+            self._notify(held, None)
         self._log_dropped()
 
-    def _notify(self, step: Step, verdict: SubmitVerdict | None) -> None:
+    def _settle(self, held: HeldStep, verdict: SubmitVerdict | None) -> None:
+        self._book.settle(held)
+        self._notify(held, verdict)
+
+    def _notify(self, held: HeldStep, verdict: SubmitVerdict | None) -> None:
         """Wake those who wait for this step, for its trajectory, or for all steps."""
-        if self._confirmer is not None:
-            self._confirmer.forget(step)
-        if self._calls is not None:
+        if self._confirmer is not None and held.step is not None:
+            self._confirmer.discard(held.step)
+        if self._calls is not None and held.step is not None:
             if verdict in TAKEN:
-                self._calls.settled(step)
+                self._calls.settled(held.step)
             else:
-                self._calls.refused(step, is_lost=verdict is None)
-        answer = self._awaited.pop(step, None)
-        if answer is not None and not answer.done():
-            answer.set_result(verdict)
-        self._wake(step.trajectory_uid)
+                self._calls.refused(held.step, is_lost=verdict is None)
+        if held.answer is not None and not held.answer.done():
+            held.answer.set_result(verdict)
+        self._wake(held.trajectory_uid)
 
     def _wake(self, trajectory_uid: str) -> None:
         for waiting_for in (trajectory_uid, None):
-            if waiting_for in self._settling and not self._held(waiting_for):
+            if waiting_for in self._settling and not self._book.held(waiting_for):
                 self._settling.pop(waiting_for).set()
 
     def _log_dropped(self, interval: float = LOG_INTERVAL) -> None:
@@ -435,3 +419,11 @@ class Outbox:
         if self._dropped and now - self._logged_at >= interval:
             log.error("%d steps were given up, the oldest of those held; %d are waiting", self._dropped, self.waiting)
             self._dropped, self._logged_at = 0, now
+
+
+def refusal_of(step: Step, verdict: SubmitVerdict | None) -> StepwellError:
+    if verdict is None:
+        return PoolUnavailable("this call was given up: too many steps wait for the pool")
+    if verdict is SubmitVerdict.UNKNOWN:
+        return UnknownTrajectory(f"the pool has no trajectory {step.trajectory_uid} of prompt_uid {step.prompt_uid}")
+    return Conflict(f"trajectory {step.trajectory_uid}: the pool refused this call's step as {verdict}")

@@ -45,7 +45,7 @@ class RedactionTask(NamedTuple):
     """What is stored of one step."""
 
     ids: bytes
-    """Those of the prompt and the response, as int32."""
+    """The ids of the prompt and the response, as int32."""
     texts: Sequence[str]
 
 

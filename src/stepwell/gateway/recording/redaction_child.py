@@ -24,7 +24,7 @@ HEADER = struct.Struct("!Q")
 
 class RedactionJob(NamedTuple):
     function: str
-    """As module:function or path/to/file.py:function."""
+    """Its address: module:function or path/to/file.py:function."""
     tokenizer_path: str
 
 
@@ -34,7 +34,7 @@ def framed(message: object) -> bytes:
 
 
 def unframed(raw: bytes) -> Any:
-    """Of what follows the length. Lists and named tuples come as tuples."""
+    """The value of the bytes that follow the length. Lists and named tuples come as tuples."""
     return msgpack.unpackb(raw, use_list=False, unicode_errors="surrogatepass")
 
 

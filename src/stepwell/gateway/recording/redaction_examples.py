@@ -22,7 +22,7 @@ KEYS = (
     re.compile(r"(?<![\w-])eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"),
     re.compile(r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"),
 )
-"""Of OpenAI, Anthropic, Stripe, Slack, GitHub, GitLab, Hugging Face, npm and AWS; JSON web tokens; private keys."""
+"""Keys of OpenAI, Anthropic, Stripe, Slack, GitHub, GitLab, Hugging Face, npm, AWS; JSON web tokens; private keys."""
 
 
 def mail_addresses(text: str) -> Spans:

@@ -15,15 +15,14 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from stepwell.gateway.recording.spool_file import MAX_FOUND, SpoolFile
+from stepwell.gateway.recording.step_book import HeldStep, steps_of
 from stepwell.steps.columns import to_bytes
-from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
 
@@ -44,25 +43,12 @@ class Change(Enum):
 
 
 class SpoolChange(NamedTuple):
-    steps: Sequence[Step]
+    steps: Sequence[HeldStep]
     what: Change
 
 
-class PoolClaim(NamedTuple):
-    uid: str
-    sets_apart: bool
-
-
-class SpoolRecall(NamedTuple):
-    nbytes: int
-    deliver: Callable[[list[Step]], object]
-
-
-class SpoolScrub(NamedTuple):
-    deliver: Callable[[bool], object]
-
-
-SpoolRequest: TypeAlias = SpoolChange | PoolClaim | SpoolRecall | SpoolScrub
+SpoolRequest: TypeAlias = SpoolChange | Callable[[], object] | None
+"""A function is called in the spool's thread, after the changes that came with it. None: the last changes."""
 
 
 class Spool:
@@ -71,50 +57,37 @@ class Spool:
         `most_found` bytes are read at once."""
         self.unwritten = 0
         """Steps that could not be written at once."""
-        self.on_given_up: Callable[[list[str]], object] = lambda _: None
-        """Called in the spool's thread with the trajectory of each released step that is not on disk."""
+        self.pending = 0
+        """Steps in memory that the disk has not taken, and is to take as soon as it can."""
+        self.on_given_up: Callable[[list[HeldStep]], object] = lambda _: None
+        """Called in the spool's thread with the released steps that are not on disk."""
         self._max_bytes = max_bytes
         self._file = SpoolFile(path, most_found)
-        self._changes: queue.SimpleQueue[SpoolRequest | None] = queue.SimpleQueue()
-        self._rows: dict[Step, int] = {}
-        """The row of each step."""
-        self._left: dict[int, int] = {}
+        self._requests: queue.SimpleQueue[SpoolRequest] = queue.SimpleQueue()
+        self._left = {row: len(steps) for row, steps in self._file.found.items()}
         """How many steps of a row are not removed."""
         self._spent: list[int] = []
         """Rows to delete."""
-        self._unwritten: dict[Step, None] = {}
+        self._unwritten: dict[HeldStep, None] = {}
         """Steps that the disk has not taken yet."""
         self._retry_at = 0.0
-        self._counted: set[Step] = set()
-        """Those of them that are counted."""
-        self._released = {row: dict(steps) for row, steps in self._file.unread.items()}
-        """By row, oldest first: the trajectories of the steps that are on disk only, by the steps' uids."""
-        for row, steps in self._file.found.items():
-            self._keep(row, steps)
-        for row, uids in self._file.unread.items():
-            self._left[row] = len(uids)
+        self._released = {row: steps[:] for row, steps in self._file.found.items() if steps[0].step is None}
+        """The steps that are on disk only, by row, the oldest first."""
+        self._scrubs: list[Callable[[bool], object]] = []
+        """Who waits until the file is clean."""
         self._last_row = self._last_leftover = max(self._left, default=0)
         self._thread = threading.Thread(target=self._write_changes, name="stepwell-spool", daemon=True)
         self._thread.start()
-
-    @property
-    def pending(self) -> int:
-        """Steps in memory that the disk has not taken, and is to take as soon as it can."""
-        return len(self._counted)
 
     @property
     def gateway(self) -> str:
         """The name by which the pool knows the gateway. It stays the same when the gateway is started again."""
         return self._file.gateway
 
-    @property
-    def found_on_disk(self) -> Counter[str]:
-        """How many further steps an earlier process left, by trajectory. They are to be recalled."""
-        return Counter(uid for uids in self._file.unread.values() for uid in uids.values())
-
-    def take_leftovers(self) -> list[Step]:
-        """The oldest steps that an earlier process did not send."""
-        leftovers = [step for steps in self._file.found.values() for step in steps]
+    def take_leftovers(self) -> list[HeldStep]:
+        """The steps that an earlier process did not send, the oldest first. Some may be on disk only: they are to be
+        recalled."""
+        leftovers = [held for steps in self._file.found.values() for held in steps]
         self._file.found.clear()
         return leftovers
 
@@ -123,152 +96,152 @@ class Spool:
         then they are set apart, and are no longer here."""
         is_own = self._file.pool_uid in ("", pool_uid)
         if pool_uid != self._file.pool_uid:
-            self._changes.put(PoolClaim(pool_uid, not is_own))
+            self._requests.put(lambda: self._claim(pool_uid, sets_apart=not is_own))
         return is_own
 
-    def add(self, steps: Sequence[Step]) -> None:
-        self._changes.put(SpoolChange(steps, Change.ADD))
+    def add(self, steps: Sequence[HeldStep]) -> None:
+        self._requests.put(SpoolChange(steps, Change.ADD))
 
-    def remove(self, steps: Sequence[Step]) -> None:
+    def remove(self, steps: Sequence[HeldStep]) -> None:
         """The steps were delivered or given up."""
-        self._changes.put(SpoolChange(steps, Change.REMOVE))
+        self._requests.put(SpoolChange(steps, Change.REMOVE))
 
-    def release(self, steps: Sequence[Step]) -> None:
-        """The steps are no longer in memory."""
-        self._changes.put(SpoolChange(steps, Change.RELEASE))
+    def release(self, steps: Sequence[HeldStep]) -> None:
+        """The steps are to be on disk only."""
+        self._requests.put(SpoolChange(steps, Change.RELEASE))
 
-    def recall(self, nbytes: int, deliver: Callable[[list[Step]], object]) -> None:
+    def recall(self, nbytes: int, deliver: Callable[[list[HeldStep]], object]) -> None:
         """Read the oldest released steps, about so many bytes. `deliver` is called with them in the spool's thread."""
-        self._changes.put(SpoolRecall(nbytes, deliver))
+        self._requests.put(lambda: deliver(self._read_released(nbytes)))
 
     def scrub(self, deliver: Callable[[bool], object] = lambda _: None) -> None:
         """Remove from the file what is left there of deleted steps. `deliver` is called in the spool's thread with
         whether that was done."""
-        self._changes.put(SpoolScrub(deliver))
+        self._requests.put(lambda: self._scrubs.append(deliver))
 
     def close(self) -> None:
         """Write the last changes and close the file."""
-        self._changes.put(None)
+        self._requests.put(None)
         self._thread.join()
         self._file.close()
 
     def _write_changes(self) -> None:
         is_open = True
         while is_open:
-            changes = self._await_changes()
+            requests = self._await_requests()
             time.sleep(GATHER_SECONDS)
-            while not self._changes.empty():
-                changes.append(self._changes.get())
-            is_open = None not in changes
-            for change in changes:
-                if isinstance(change, PoolClaim):
-                    self._claim(change)
-            made = [change for change in changes if isinstance(change, SpoolChange)]
-            fresh = self._sort(made, is_last=not is_open)
+            while not self._requests.empty():
+                requests.append(self._requests.get())
+            is_open = None not in requests
+            changes = [request for request in requests if isinstance(request, SpoolChange)]
+            fresh = self._sort(changes, is_last=not is_open)
             if self._spent and self._file.delete(self._spent):
                 self._spent.clear()
             self._insert(fresh)
-            self._release_steps([step for change in made if change.what is Change.RELEASE for step in change.steps])
-            for change in changes:
-                if isinstance(change, SpoolRecall):
-                    change.deliver(self._read_released(change.nbytes))
-            if scrubs := [change for change in changes if isinstance(change, SpoolScrub)]:
+            self._release_steps([held for change in changes if change.what is Change.RELEASE for held in change.steps])
+            for request in requests:
+                if callable(request):
+                    request()
+            if self._scrubs:
+                scrubs, self._scrubs = self._scrubs, []
                 is_clean = not self._spent and self._file.scrub()
-                for scrub in scrubs:
-                    scrub.deliver(is_clean)
+                for deliver in scrubs:
+                    deliver(is_clean)
 
-    def _await_changes(self) -> list[SpoolRequest | None]:
+    def _await_requests(self) -> list[SpoolRequest]:
         """None of them after a while if there is something to write again."""
         try:
-            return [self._changes.get(timeout=RETRY_PAUSE if self._unwritten or self._spent else None)]
+            return [self._requests.get(timeout=RETRY_PAUSE if self._unwritten or self._spent else None)]
         except queue.Empty:
             return []
 
-    def _claim(self, claim: PoolClaim) -> None:
-        if claim.sets_apart and not self._file.set_apart(self._last_leftover):
+    def _claim(self, pool_uid: str, *, sets_apart: bool) -> None:
+        if sets_apart and not self._file.set_apart(self._last_leftover):
             return  # what is written from now on is apart too when a gateway starts with this file again
-        if claim.sets_apart:
-            self._rows = {step: row for step, row in self._rows.items() if row > self._last_leftover}
+        if sets_apart:
             self._left = {row: left for row, left in self._left.items() if row > self._last_leftover}
             self._released = {row: kept for row, kept in self._released.items() if row > self._last_leftover}
-        self._file.claim(claim.uid)
+        self._file.claim(pool_uid)
 
-    def _sort(self, changes: Sequence[SpoolChange], *, is_last: bool) -> list[Step]:
+    def _sort(self, changes: Sequence[SpoolChange], *, is_last: bool) -> list[HeldStep]:
         """Returns the steps to write. Rows without steps are added to `_spent`."""
-        fresh: dict[Step, None] = {}
+        fresh: dict[HeldStep, None] = {}
         if is_last or time.monotonic() >= self._retry_at:
             fresh, self._unwritten = self._unwritten, {}
         for steps, what in changes:
             if what is Change.ADD:
                 fresh.update(dict.fromkeys(steps))
             elif what is Change.REMOVE:
-                for step in steps:
-                    if step in fresh:
-                        del fresh[step]
-                    elif step in self._unwritten:
-                        del self._unwritten[step]
-                    elif step in self._rows:
-                        self._discard(self._rows.pop(step))
+                for held in steps:
+                    if held in fresh:
+                        del fresh[held]
+                    elif held in self._unwritten:
+                        del self._unwritten[held]
+                    else:
+                        self._discard(held)
         return list(fresh)
 
-    def _release_steps(self, steps: Sequence[Step]) -> None:
+    def _release_steps(self, steps: Sequence[HeldStep]) -> None:
         given_up = []
-        for step in steps:
-            row = self._rows.pop(step, None)
-            self._unwritten.pop(step, None)
-            if row is not None and self._file.nbytes <= self._max_bytes:
-                self._released.setdefault(row, {})[step.uid] = step.trajectory_uid
-                continue
-            given_up.append(step.trajectory_uid)
-            if row is not None:
-                self._discard(row)
+        for held in steps:
+            self._unwritten.pop(held, None)
+            if held.row in self._left and self._file.nbytes <= self._max_bytes:
+                self._released.setdefault(held.row, []).append(held)
+                held.step = None
+            else:
+                given_up.append(held)
+                self._discard(held)
         if given_up:
             self.on_given_up(given_up)
 
-    def _read_released(self, nbytes: int) -> list[Step]:
-        recalled: list[Step] = []
+    def _read_released(self, nbytes: int) -> list[HeldStep]:
+        recalled: list[HeldStep] = []
         while self._released and nbytes > 0:
             row = next(iter(self._released))
             wanted, (steps, size) = self._released.pop(row), self._file.read_row(row)
-            found = [step for step in steps if wanted.pop(step.uid, None) is not None]
-            self._rows.update(dict.fromkeys(found, row))
-            recalled += found
+            found = {step.uid: step for step in steps}
+            for held in wanted:
+                held.step = found.get(held.uid)
+            recalled += [held for held in wanted if held.step is not None]
             nbytes -= size
-            if wanted:
-                self.on_given_up(list(wanted.values()))
+            if missing := [held for held in wanted if held.step is None]:
+                self.on_given_up(missing)
         return recalled
 
-    def _insert(self, fresh: Sequence[Step]) -> None:
+    def _insert(self, fresh: Sequence[HeldStep]) -> None:
         for start in range(0, len(fresh), MAX_ROW):
             self._insert_row(fresh[start : start + MAX_ROW])
-        self._counted = set(self._unwritten)
+        self.pending = len(self._unwritten)
 
-    def _insert_row(self, steps: Sequence[Step]) -> None:
+    def _insert_row(self, steps: Sequence[HeldStep]) -> None:
         """A step that cannot be packed keeps no other from the disk."""
         try:
-            packed = to_bytes(steps)
+            packed = to_bytes(steps_of(steps))
         except (TypeError, ValueError) as failure:
             if len(steps) == 1:
                 self.unwritten += 1
                 log.error("a step of trajectory %s cannot be in a spool: %s", steps[0].trajectory_uid, failure)
                 return
-            for step in steps:
-                self._insert_row([step])
+            for held in steps:
+                self._insert_row([held])
             return
         self._last_row += 1
         if self._file.insert(self._last_row, packed):
-            self._keep(self._last_row, steps)
-        else:
-            self.unwritten += sum(step not in self._counted for step in steps)
-            self._unwritten.update(dict.fromkeys(steps))
-            self._retry_at = time.monotonic() + RETRY_PAUSE
+            self._left[self._last_row] = len(steps)
+            for held in steps:
+                held.row = self._last_row
+            return
+        for held in steps:
+            self.unwritten += not held.is_late
+            held.is_late = True
+            self._unwritten[held] = None
+        self._retry_at = time.monotonic() + RETRY_PAUSE
 
-    def _keep(self, row: int, steps: Sequence[Step]) -> None:
-        self._rows.update(dict.fromkeys(steps, row))
-        self._left[row] = len(steps)
-
-    def _discard(self, row: int) -> None:
-        self._left[row] -= 1
-        if not self._left[row]:
-            del self._left[row]
-            self._spent.append(row)
+    def _discard(self, held: HeldStep) -> None:
+        """A step of a row, if it is in one, is no longer needed there."""
+        row, held.row = held.row, 0
+        if row in self._left:
+            self._left[row] -= 1
+            if not self._left[row]:
+                del self._left[row]
+                self._spent.append(row)

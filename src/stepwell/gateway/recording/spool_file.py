@@ -17,6 +17,7 @@ from zlib import crc32
 
 from stepwell.common.sqlite_file import open_wal, scrub_database, set_aside_damaged
 from stepwell.errors import StepwellError
+from stepwell.gateway.recording.step_book import HeldStep, steps_of
 from stepwell.steps.columns import from_bytes, to_bytes
 from stepwell.steps.step import Step
 
@@ -29,8 +30,8 @@ LOG_SIZE = 64 * 2**20
 MAX_FOUND = 256 * 2**20
 """Bytes that are read at the start, of what an earlier process left."""
 SCRUBBED_AT_START = 64 * 2**20
-"""Bytes of rows up to which the file is written again at the start, without what is left of deleted rows: somebody may
-have been forgotten while no gateway had the file open."""
+"""Bytes of rows up to which the file is written again at the start, without what is left of deleted rows: data
+may have been removed from the pool while no gateway had the file open."""
 LOCK_TIMEOUT = 1.0
 """Seconds to wait until an earlier process closes the file."""
 LOG_INTERVAL = 1.0
@@ -44,11 +45,9 @@ class SpoolFile:
         """StepwellError if another process has the file open, or if it cannot be used."""
         self.path = path
         self.nbytes = 0
-        """Of all rows."""
-        self.found: dict[int, list[Step]] = {}
-        """The oldest steps that were in the file when it was opened, by row."""
-        self.unread: dict[int, dict[str, str]] = {}
-        """The other rows: the trajectory of each step, by the step's uid."""
+        """Bytes of all rows."""
+        self.found: dict[int, list[HeldStep]] = {}
+        """The steps that were in the file when it was opened, by row. Only those of the oldest rows are in memory."""
         self._most_found = most_found
         self._sizes: dict[int, int] = {}
         self._logged_at = -LOG_INTERVAL
@@ -177,8 +176,8 @@ class SpoolFile:
         except sqlite3.OperationalError:
             raise
         except sqlite3.DatabaseError as damage:
-            if self.unread:  # all that can be read is copied
-                self.found, self.unread, self.nbytes, self._most_found = {}, {}, 0, sys.maxsize
+            if self.nbytes > self._most_found:  # all that can be read is copied
+                self.found, self.nbytes, self._most_found = {}, 0, sys.maxsize
                 with contextlib.suppress(sqlite3.DatabaseError):
                     self._open_file()
             self._replace_damaged(damage)
@@ -209,10 +208,10 @@ class SpoolFile:
                 unreadable += 1
                 continue
             self._note_row(row, len(packed))
-            if self.nbytes <= self._most_found:
-                self.found[row] = steps
-            else:
-                self.unread[row] = {step.uid: step.trajectory_uid for step in steps}
+            is_read = self.nbytes <= self._most_found
+            self.found[row] = [
+                HeldStep(step.uid, step.trajectory_uid, step if is_read else None, row=row) for step in steps
+            ]
         if unreadable:
             raise sqlite3.DatabaseError(f"{unreadable} rows are not what was written, or are of another version")
 
@@ -223,13 +222,14 @@ class SpoolFile:
     def _replace_damaged(self, damage: sqlite3.DatabaseError) -> None:
         """Set the file aside and write the rows that were read to a new one."""
         aside = set_aside_damaged(self.path)
+        self.nbytes = 0
         steps = sum(len(found) for found in self.found.values())
         log.error(
             "spool %s is damaged: %s; %d steps could be read, it is set aside as %s", self.path, damage, steps, aside
         )
         self._db = self._open_file()
         for row, found in self.found.items():
-            self.insert(row, to_bytes(found))
+            self.insert(row, to_bytes(steps_of(found)))
 
 
 def _refusal(path: Path, failure: OSError | sqlite3.OperationalError) -> str:

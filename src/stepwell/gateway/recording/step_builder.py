@@ -42,14 +42,14 @@ NO_ORIGIN = PromptOrigin()
 NOTHING: JsonObject = MappingProxyType({})
 
 
-class BegunStep(NamedTuple):
+class PendingStep(NamedTuple):
     """What is known of a call's steps before its answer, under the names of Step."""
 
     trajectory_uid: str = ""
     """Empty if the call is not recorded."""
     prompt_uid: str = ""
     uid: str = ""
-    """Of the first step."""
+    """The uid of the first step."""
     policy_version: int = 0
     started_at: float = 0.0
     sampling: JsonObject = NOTHING
@@ -75,7 +75,7 @@ class StepBuilder:
 
     async def build(
         self,
-        begun: BegunStep,
+        pending: PendingStep,
         call: ModelCall,
         reply: EngineReply,
         choices: Sequence[Sampled],
@@ -87,13 +87,13 @@ class StepBuilder:
         if not reply.engine.facts.token_ids:
             choices = await asyncio.to_thread(_retokenize, self.tokenizer, call.request, choices, texts())
         return build_steps(
-            begun,
+            pending,
             _with_adapter_version(call, choices),
             usage,
-            told=self.told_by_engine(begun, call, reply),
+            told=self.told_by_engine(pending, call, reply),
             choices_per_prompt=call.choices_per_prompt,
             # only an environment, whose call names no trajectory, knows the longest prompt of its trainer
-            prompt_length=self.prompt_length if begun.trajectory_uid else sys.maxsize,
+            prompt_length=self.prompt_length if pending.trajectory_uid else sys.maxsize,
             origin=origin,
         )
 
@@ -131,11 +131,11 @@ class StepBuilder:
             return await self.confirmer.confirm(steps)
         finally:
             for step in steps:
-                self.confirmer.forget(step)
+                self.confirmer.discard(step)
 
     async def record_cut_short(
         self,
-        begun: BegunStep,
+        pending: PendingStep,
         call: ModelCall,
         reply: EngineReply,
         choices: Sequence[Sampled],
@@ -152,14 +152,14 @@ class StepBuilder:
         if by_agent:
             cut = [replace(choice, finish_reason=choice.finish_reason or CUT_SHORT) for choice in cut]
         if cut:
-            told = self.told_by_engine(begun, call, reply)
-            built = build_steps(begun, cut, NO_USAGE, told=told, prompt_length=self.prompt_length, origin=origin)
+            told = self.told_by_engine(pending, call, reply)
+            built = build_steps(pending, cut, NO_USAGE, told=told, prompt_length=self.prompt_length, origin=origin)
             steps = await self.redact(built)
             self.confirmer.note(steps, reply.engine)
             self.metrics.steps_recorded(steps)
             self.outbox.record(steps)
 
-    def told_by_engine(self, begun: BegunStep, call: ModelCall, reply: EngineReply) -> dict[str, Any]:
+    def told_by_engine(self, pending: PendingStep, call: ModelCall, reply: EngineReply) -> dict[str, Any]:
         """The fields of a step that the engine decides. The pool's version counts for an engine that cannot tell its
         own.
 
@@ -172,19 +172,19 @@ class StepBuilder:
         if call.policy is not None:
             trained_model = call.policy.adapter
         is_version_unknown = reply.version_before is None and not facts.reports_version
-        untrainable = begun.untrainable or untrainable_reason(
+        untrainable = pending.untrainable or untrainable_reason(
             call.request,
             model=model,
             trained_model=trained_model,
             logprobs_mode=facts.logprobs_mode or UNKNOWN_MODE,
         )
         return {
-            "policy_version": begun.policy_version if is_version_unknown else reply.version_before or 0,
+            "policy_version": pending.policy_version if is_version_unknown else reply.version_before or 0,
             "exactness": Exactness.ENGINE if facts.token_ids else Exactness.RETOKENIZED,
             "untrainable": untrainable,
             "model": model,
-            "sampling": with_mode(begun.sampling, facts.logprobs_mode),
-            "extras": {**begun.extras, VERSION: UNKNOWN} if is_version_unknown else begun.extras,
+            "sampling": with_mode(pending.sampling, facts.logprobs_mode),
+            "extras": {**pending.extras, VERSION: UNKNOWN} if is_version_unknown else pending.extras,
         }
 
 
@@ -203,7 +203,7 @@ def _with_adapter_version(call: ModelCall, choices: Sequence[Sampled]) -> Sequen
 
 
 def build_steps(
-    begun: BegunStep,
+    pending: PendingStep,
     choices: Sequence[Sampled],
     usage: Usage,
     *,
@@ -214,27 +214,27 @@ def build_steps(
 ) -> list[Step]:
     """One step per choice. If the token count of the engine differs, all of them are quarantined.
 
-    `told` has fields that replace those of the begun step.
+    `told` has fields that replace those of the pending step.
     """
     written = sum(len(choice.response_ids) for choice in choices)
     read = sum(len(choice.prompt_ids) for choice in choices[::choices_per_prompt])
     miscount = usage_fault("prompt", read, usage.prompt_tokens) or usage_fault(
         "response", written, usage.completion_tokens
     )
-    uids = (begun.uid or token_hex(16), *(token_hex(16) for _ in choices[1:]))
+    uids = (pending.uid or token_hex(16), *(token_hex(16) for _ in choices[1:]))
     named: list[dict[str, Any]] = [{**told, "uid": uid} for uid in uids]
     if origin.prompt_made:
         for place, fields in enumerate(named):
             lineage = origin.lineages[place] if place < len(origin.lineages) else {}
             fields |= {"prompt_made": origin.prompt_made, "lineage": lineage}
     return [
-        _build_step(begun, fields, choice, miscount, prompt_length)
+        _build_step(pending, fields, choice, miscount, prompt_length)
         for fields, choice in zip(named, choices, strict=False)
     ]
 
 
 def _build_step(
-    begun: BegunStep, told: Mapping[str, Any], choice: Sampled, miscount: str | None, prompt_length: int
+    pending: PendingStep, told: Mapping[str, Any], choice: Sampled, miscount: str | None, prompt_length: int
 ) -> Step:
     sampled: dict[str, Any] = {
         "prompt_ids": choice.prompt_ids,
@@ -247,7 +247,7 @@ def _build_step(
         sampled["policy_version"] = choice.version_spans[0].version
     if choice.model:
         sampled["model"] = choice.model
-    step = Step(**{**begun._asdict(), **told, **sampled})
+    step = Step(**{**pending._asdict(), **told, **sampled})
     fault = step_fault(step) or miscount or _answer_fault(step, prompt_length)
     # log-probabilities that do not fit their ids cannot be packed; the fault says what they were
     return step if fault is None else replace(step, response_logprobs=None, quarantine=fault)

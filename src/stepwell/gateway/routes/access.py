@@ -8,13 +8,12 @@ from collections.abc import Iterable, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepwell.access.access_keys import BEARER
 from stepwell.access.caller import AGENT, Caller, Role
 from stepwell.access.route_guard import RouteGuard, wrong_role
 from stepwell.access.route_table import TRAJECTORY_ROOT, Route, RouteTable, gateway_routes
 from stepwell.errors import Forbidden
-from stepwell.gateway.call_placement import RESERVED_PREFIXES
 from stepwell.gateway.dialects.dialect import Dialect
+from stepwell.gateway.session_ids import RESERVED_PREFIXES
 from stepwell.pool.api.sessions import RESERVED_UIDS
 
 
@@ -33,16 +32,13 @@ class AccessCheck:
         self._keys = guard.keys
         self._table = table
 
-    def admit(
-        self, scope: MutableMapping[str, Any], authorization: bytes | None, api_key: bytes | None = None
-    ) -> tuple[Route, Caller]:
-        """What a request asks for (its path is decoded, as routes are matched), and who asks. Forbidden or NotPermitted
-        if it may not proceed.
+    def admit(self, scope: MutableMapping[str, Any], path: str, headers: Sequence[bytes]) -> tuple[Route, Caller]:
+        """What a request asks for, and who asks. Forbidden or NotPermitted if it may not proceed.
 
-        A key may come in the header Authorization or, as Anthropic's clients send it, in x-api-key.
+        `path` is decoded, and ends in the dialect's template if it is a model call's. `headers` are those that may have
+        a key, in the form of Authorization; at least one.
         """
-        route, trajectory_uid, prompt_uid = self._asked(scope["method"], scope["path"])
-        headers = (authorization,) if api_key is None else (authorization, BEARER + api_key)
+        route, trajectory_uid, prompt_uid = self._asked(scope["method"], path)
         is_for_agents = Role.TRAJECTORY in route.roles
         if is_for_agents and (agent := self._agent(trajectory_uid, prompt_uid, headers)) is not None:
             return route, agent
@@ -57,18 +53,18 @@ class AccessCheck:
                 self.guard.refuse(route, scope, agent, wrong_role(route, agent))
             raise
 
-    def may_mark(self, authorization: bytes | None, api_key: bytes | None = None) -> bool:
+    def may_mark(self, headers: Sequence[bytes]) -> bool:
         """Whether the caller may say which of its steps are trained."""
-        return any(map(self._keys.may_control, (authorization, None if api_key is None else BEARER + api_key)))
+        return any(map(self._keys.may_control, headers))
 
-    def _agent(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes | None]) -> Caller | None:
+    def _agent(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes]) -> Caller | None:
         """Who has the key of that trajectory, if anybody has."""
         for header in headers:
             if (agent := self._keys.agent(header, trajectory_uid, prompt_uid)) is not None:
                 return agent
         return None
 
-    def _owner(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes | None]) -> Caller | None:
+    def _owner(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes]) -> Caller | None:
         """Who opened that trajectory, if a header has its owner's key. Nobody for the prompt_uid of a session: it names
         the session, whatever the trajectory_uid beside it."""
         if not trajectory_uid or prompt_uid.startswith(RESERVED_PREFIXES):

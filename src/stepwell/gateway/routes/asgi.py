@@ -7,19 +7,21 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
+from urllib.parse import parse_qsl
 
 from fastapi import FastAPI
 from starlette.datastructures import URL
 
+from stepwell.access.access_keys import BEARER
 from stepwell.access.caller import Caller
 from stepwell.access.route_table import ANY_V1, MODELS, ROOTS, UNRECORDED_ROOTS, Route
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.common.cross_site import CrossSiteCheck
-from stepwell.errors import StepwellError, TooLarge, UnknownAddress
+from stepwell.errors import BadRequest, StepwellError, TooLarge, UnknownAddress
 from stepwell.gateway.agent_calls import AgentCalls
+from stepwell.gateway.call_in_flight import RequestedCall, send_error
 from stepwell.gateway.dialects import side_calls
-from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.gateway.exchange import send_error
+from stepwell.gateway.dialects.dialect import PLACE, CallUrl, Dialect
 from stepwell.gateway.http.error_responses import describe
 from stepwell.gateway.http.request_body import (
     LARGEST_BODY,
@@ -32,7 +34,6 @@ from stepwell.gateway.http.request_body import (
 )
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.routes.access import AccessCheck, call_paths
-from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS
@@ -41,7 +42,60 @@ from stepwell.wire.gateway_api import UID_PATTERN
 ATROPOS_PREFIX = "/atropos"
 SESSION_BODY = 64 * 2**10
 """Bytes of a body by which the holder of a session key opens a session."""
+AUTHORIZATION = b"authorization"
+NO_KEY = [b""]
 CALL_HEADER = side_calls.CALL_HEADER.encode()
+MOST_PARAMETERS = 100
+"""Parameters of a query."""
+
+
+class CallPaths:
+    """The paths of all dialects' calls, below a trajectory and below the other roots."""
+
+    def __init__(self, dialects: Sequence[Dialect]) -> None:
+        of_dialects = [(path, dialect) for dialect in dialects for path in call_paths(dialect)]
+        self._plain = {path: (dialect, CallUrl(path, path)) for path, dialect in of_dialects if "{" not in path}
+        self._templates = [
+            (re.compile(_pattern(path, named=True)), path, dialect) for path, dialect in of_dialects if "{" in path
+        ]
+        paths = "|".join(_pattern(path, named=False) for path, _ in of_dialects)
+        trajectory = rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/)({UID_PATTERN})/({UID_PATTERN}){ANY_V1}"
+        others = f"({'|'.join(UNRECORDED_ROOTS)})|{'|'.join(ROOTS)}"
+        self._model_call = re.compile(rf"(?:{trajectory}|{others})/({paths})")
+
+    def find(self, path: str) -> RequestedCall | None:
+        """None if the path is no model call's."""
+        match = self._model_call.fullmatch(path)
+        found = None if match is None else self._find(match[4])
+        if match is None or found is None:
+            return None
+        dialect, url = found
+        ref = TrajectoryRef(match[1], match[2]) if match[1] else NO_TRAJECTORY
+        route = path if url.is_plain else path[: match.start(4)] + url.path
+        return RequestedCall(ref, dialect, url, match[3] is not None, route)
+
+    def dialect_at(self, path: str) -> Dialect | None:
+        """The dialect that has this path below a base_url."""
+        found = self._find(path)
+        return None if found is None else found[0]
+
+    def _find(self, path: str) -> tuple[Dialect, CallUrl] | None:
+        if (found := self._plain.get(path)) is not None:
+            return found
+        for pattern, template, dialect in self._templates:
+            if (match := pattern.fullmatch(path)) is not None:
+                return dialect, CallUrl(template, path, match.groupdict())
+        return None
+
+
+def _pattern(template: str, *, named: bool) -> str:
+    """The regular expression of a path template, with or without groups."""
+    parts, end = [], 0
+    for place in PLACE.finditer(template):
+        what = ".+" if place[2] else "[^/]+"
+        parts += [re.escape(template[end : place.start()]), f"(?P<{place[1]}>{what})" if named else what]
+        end = place.end()
+    return "".join((*parts, re.escape(template[end:])))
 
 
 class MountedApp(Protocol):
@@ -60,7 +114,6 @@ class GatewayAsgi:
         self,
         app: FastAPI,
         calls: AgentCalls,
-        counts: TokenCounts,
         access: AccessCheck,
         dialects: Sequence[Dialect],
         atropos: MountedApp | None = None,
@@ -70,16 +123,14 @@ class GatewayAsgi:
     ) -> None:
         self.app = app
         self._calls = calls
-        self._counts = counts
         self._access = access
         self._atropos = atropos
         self._cross_site = cross_site or CrossSiteCheck()
         self._largest_body = largest_body
-        self._dialects = {path: dialect for dialect in dialects for path in call_paths(dialect)}
-        paths = "|".join(map(re.escape, self._dialects))
-        trajectory = rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/)({UID_PATTERN})/({UID_PATTERN}){ANY_V1}"
-        others = f"({'|'.join(UNRECORDED_ROOTS)})|{'|'.join(ROOTS)}"
-        self._model_call = re.compile(rf"(?:{trajectory}|{others})/({paths})")
+        self._paths = CallPaths(dialects)
+        others = {dialect.key_header for dialect in dialects} - {AUTHORIZATION}
+        self._key_headers = {AUTHORIZATION: b"", **dict.fromkeys(sorted(others), BEARER)}
+        """What stands before the key to make it an Authorization, by the header that has it."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,53 +140,61 @@ class GatewayAsgi:
         if self._atropos is not None and (path + "/").startswith(f"{ATROPOS_PREFIX}/"):
             await self._atropos({**scope, "path": path.removeprefix(ATROPOS_PREFIX)}, receive, send)
             return
-        call = self._model_call.fullmatch(path)
-        dialect = self._dialects.get(call[4] if call else path[1:])
+        call = self._paths.find(path)
+        dialect = self._paths.dialect_at(path[1:]) if call is None else call.dialect
         try:
             self._cross_site.check(scope["method"], scope["headers"])
             if call is None and (dialect is not None or path == f"/{MODELS}"):
                 raise UnknownAddress(
                     f"the path {path} lacks {ROOTS[0]}: the base_url of this gateway is {_address(scope)}{ROOTS[0]}"
                 )
-            route, caller = self._check(scope)
+            if call is not None and (query := scope.get("query_string")):
+                call = call._replace(url=_with_query(call.url, query.decode("latin-1")))
+            route, caller = self._check(scope, path if call is None else call.route)
         except StepwellError as failure:
             await send_error(ResponseWriter(send, float), dialect, describe(failure))
             return
-        if call and dialect and scope["method"] == "POST":
-            ref = TrajectoryRef(call[1], call[2]) if call[1] else NO_TRAJECTORY
-            if (counter := dialect.token_counter) is not None and counter.path == call[4]:
-                await self._counts.serve(scope, receive, send, ref, dialect, counter, caller)
+        if call is not None and scope["method"] == "POST":
+            if (counter := call.dialect.token_counter) is not None and counter.path == call.url.path:
+                await self._calls.count_tokens(scope, receive, send, call, counter, caller)
             else:
-                is_whitebox = call[3] is not None
-                await self._calls.serve(scope, receive, send, ref, dialect, caller, is_whitebox=is_whitebox)
+                await self._calls.serve(scope, receive, send, call, caller)
         else:
             largest = self._largest_body if caller.session is None else min(self._largest_body, SESSION_BODY)
             limited_receive = limited(receive, largest)
             await self._access.guard.serve(self.app, route, caller, scope, limited_receive, send)
 
-    def _check(self, scope: Message) -> tuple[Route, Caller]:
+    def _check(self, scope: Message, path: str) -> tuple[Route, Caller]:
         """What is asked for, and who asks. An agent's CALL_HEADER is removed: it must not say which of its steps are
         trained."""
         headers: Headers = scope["headers"]
-        authorization, api_key, size, length, is_marked = None, None, 0, b"0", False
+        size, length, is_marked = 0, b"0", False
+        found: dict[bytes, bytes] = {}
         for name, value in headers:
             size += len(name) + len(value)
-            if name == b"authorization":
-                authorization = value
-            elif name == b"x-api-key":
-                api_key = value
+            if name in self._key_headers:
+                found[name] = value
             elif name == b"content-length":
                 length = value
             elif name == CALL_HEADER:
                 is_marked = True
         if size > LARGEST_HEADERS:
             raise TooLarge(f"the request's headers are larger than {LARGEST_HEADERS >> 10} KiB")
-        admitted = self._access.admit(scope, authorization, api_key)
-        if is_marked and not self._access.may_mark(authorization, api_key):
+        keys = [before + found[name] for name, before in self._key_headers.items() if name in found] or NO_KEY
+        admitted = self._access.admit(scope, path, keys)
+        if is_marked and not self._access.may_mark(keys):
             headers[:] = [header for header in headers if header[0] != CALL_HEADER]
         if int(length) > self._largest_body:
             raise TooLarge(too_large_text(self._largest_body))
         return admitted
+
+
+def _with_query(url: CallUrl, query: str) -> CallUrl:
+    try:
+        fields = parse_qsl(query, keep_blank_values=True, max_num_fields=MOST_PARAMETERS)
+    except ValueError as failure:
+        raise BadRequest(f"the query cannot be read: {failure}") from None
+    return url._replace(query=dict(fields), text=f"{url.text}?{query}")
 
 
 def _address(scope: Message) -> str:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from stepwell.access.caller import caller_of
 from stepwell.access.route_table import ANY_V1
 from stepwell.errors import StepwellError, TooLarge
-from stepwell.gateway.exchange import send_error
+from stepwell.gateway.call_in_flight import send_error
 from stepwell.gateway.http.error_responses import JSON, describe, describe_logged
 from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
 from stepwell.gateway.http.response_writer import ResponseWriter

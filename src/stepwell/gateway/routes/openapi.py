@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from stepwell.access.route_table import ROOTS, TRAJECTORY_ROOT, UNRECORDED_ROOTS
-from stepwell.gateway.dialects.dialect import Dialect, TokenCounter
+from stepwell.gateway.dialects.dialect import PLACE, Dialect, TokenCounter
 
 TEXT: dict[str, Any] = {"type": "string"}
 ERROR: dict[str, Any] = {
@@ -36,25 +36,45 @@ def openapi_document(schema: dict[str, Any], dialects: Iterable[Dialect]) -> byt
     dialects = tuple(dialects)
     calls = [(dialect, path) for dialect in dialects for path in dialect.paths]
     counters = [dialect.token_counter for dialect in dialects if dialect.token_counter is not None]
-    paths = {
-        **schema["paths"],
-        **{f"{TRAJECTORY_ROOT}/v1/{path}": {"post": _operation(dialect, path)} for dialect, path in calls},
-        **{f"{ROOTS[0]}/{path}": {"post": _session_operation(dialect, path)} for dialect, path in calls},
-        **{f"{UNRECORDED_ROOTS[0]}/{path}": {"post": _unrecorded_operation(dialect, path)} for dialect, path in calls},
-        **{f"{TRAJECTORY_ROOT}/v1/{one.path}": {"post": _count_operation(one, UIDS)} for one in counters},
-        **{f"{ROOTS[0]}/{one.path}": {"post": _count_operation(one, [])} for one in counters},
-    }
+    in_trajectory, in_session, unrecorded = f"{TRAJECTORY_ROOT}/v1", ROOTS[0], UNRECORDED_ROOTS[0]
+    made = [
+        *((in_trajectory, path, _operation(dialect, path)) for dialect, path in calls),
+        *((in_session, path, _session_operation(dialect, path)) for dialect, path in calls),
+        *((unrecorded, path, _unrecorded_operation(dialect, path)) for dialect, path in calls),
+        *((in_trajectory, one.path, _count_operation(one, UIDS)) for one in counters),
+        *((in_session, one.path, _count_operation(one, [])) for one in counters),
+    ]
+    paths = {**schema["paths"], **{f"{root}/{_shown(path)}": {"post": operation} for root, path, operation in made}}
     for path_item in paths.values():
         for operation in path_item.values():
             operation["responses"].pop("422", None)
             operation["responses"]["4XX"] = {"description": "Refused, with the reason", "content": json_content(ERROR)}
     components = dict(schema.get("components", {}))
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    headers = {dialect.key_header.decode() for dialect in dialects} - {"authorization"}
+    components["securitySchemes"] = {
+        "key": {"type": "http", "scheme": "bearer"},
+        **{name: {"type": "apiKey", "in": "header", "name": name} for name in sorted(headers)},
+    }
     return orjson.dumps({**schema, "paths": paths, "components": components, "security": [{"key": []}]})
 
 
 def json_content(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
+
+
+def _shown(path: str) -> str:
+    """A path template as OpenAPI writes it."""
+    return PLACE.sub(r"{\1}", path)
+
+
+def _names(path: str) -> list[dict[str, Any]]:
+    """The parameters that a path template names."""
+    return [{"name": place[1], "in": "path", "required": True, "schema": TEXT} for place in PLACE.finditer(path)]
+
+
+def _of_url(dialect: Dialect, path: str) -> list[dict[str, Any]]:
+    """The parameters of a call's own URL."""
+    return [*_names(path), *({"name": name, "in": "query", "schema": what} for name, what in dialect.query.items())]
 
 
 def _operation(dialect: Dialect, path: str) -> dict[str, Any]:
@@ -72,7 +92,7 @@ def _operation(dialect: Dialect, path: str) -> dict[str, Any]:
         "summary": dialect.summary,
         "description": dialect.description,
         "operationId": re.sub(r"\W", "_", name.lower()),
-        "parameters": [*UIDS, *headers],
+        "parameters": [*UIDS, *_of_url(dialect, path), *headers],
         "requestBody": {"required": True, "content": json_content(dialect.request_schema)},
         "responses": answers,
     }
@@ -100,6 +120,7 @@ def _unrecorded_operation(dialect: Dialect, path: str) -> dict[str, Any]:
         "summary": f"{dialect.summary}, unrecorded",
         "description": dialect.unrecorded_description,
         "operationId": re.sub(r"\W", "_", f"unrecorded_{path}"),
+        "parameters": _of_url(dialect, path),
         "requestBody": operation["requestBody"],
         "responses": operation["responses"],
     }
@@ -111,7 +132,7 @@ def _count_operation(counter: TokenCounter, uids: list[dict[str, Any]]) -> dict[
         "summary": counter.summary,
         "description": "An engine renders the prompt. Nothing is generated and nothing is recorded.",
         "operationId": re.sub(r"\W", "_", where + counter.path),
-        "parameters": uids,
+        "parameters": [*uids, *_names(counter.path)],
         "requestBody": {"required": True, "content": json_content(counter.request_schema)},
         "responses": {"200": {"description": "The number of tokens", "content": json_content({"type": "object"})}},
     }

@@ -16,11 +16,11 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.errors import WEIGHTS, StepwellError
 from stepwell.gateway.agent_calls import AgentCalls
+from stepwell.gateway.call_resolver import CallResolver
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
-from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.pool.api.forgetting import merge_receipts
 from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
 from stepwell.wire import gateway_api
@@ -160,7 +160,7 @@ def register_readings(
     text = "Kept answers that a call with their Idempotency-Key does not get any more."
     counter("stepwell_kept_answers_dropped", text, ("cause",), lambda: counts(calls.deduplicator.dropped))
     text = "Answers that ended before the pool knew of their call: it was away, or did not answer within 2 s."
-    counter("stepwell_unannounced_answers", text, (), lambda: [((), calls.book.unannounced)])
+    counter("stepwell_unannounced_answers", text, (), lambda: [((), calls.answers.book.unannounced)])
     gauge("stepwell_engine_state", "1 for the state an engine is in.", ("engine", "state"), states)
     gauge("stepwell_engine_in_flight", "Calls in flight at an engine.", ("engine",), loads)
     _register_canary_readings(metrics, engines)
@@ -218,10 +218,10 @@ def _register_canary_readings(metrics: GatewayMetrics, engines: EngineFleet) -> 
     )
 
 
-def register_pool_readings(metrics: GatewayMetrics, known: KnownTrajectories, link: RayLinkStatus | None) -> None:
+def register_pool_readings(metrics: GatewayMetrics, resolver: CallResolver, link: RayLinkStatus | None) -> None:
     """Show how this gateway gets along without the pool."""
     text = "Calls answered although the pool could not be asked for their trajectory."
-    metrics.read_from("stepwell_unchecked_calls", text, (), lambda: [((), known.unchecked)], kind="counter")
+    metrics.read_from("stepwell_unchecked_calls", text, (), lambda: [((), resolver.unchecked)], kind="counter")
     if link is not None:
         metrics.read_from("stepwell_ray_joined", "1 while Ray is joined.", (), lambda: [((), link.is_joined)])
         text = "How often the process that joins Ray was started."

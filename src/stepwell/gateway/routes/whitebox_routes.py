@@ -18,7 +18,7 @@ from stepwell.gateway.dialects.request_sampling import make_explicit
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.generations import Generations, Told
-from stepwell.gateway.recording.step_builder import BegunStep, build_steps
+from stepwell.gateway.recording.step_builder import PendingStep, build_steps
 from stepwell.gateway.unrecorded_calls import UNRECORDED_HEADER, Unrecorded
 from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
@@ -128,7 +128,7 @@ def _generation(
 ) -> gateway_api.GenerationDone:
     """The answer. EngineUnavailable if no sound step can be built from it."""
     exact = {"exactness": Exactness.ENGINE}
-    (step,) = build_steps(BegunStep(), [generated.sampled], generated.usage, told=exact, prompt_length=prompt_length)
+    (step,) = build_steps(PendingStep(), [generated.sampled], generated.usage, told=exact, prompt_length=prompt_length)
     if step.quarantine is not None or step.response_logprobs is None:
         raise EngineUnavailable(f"the engine's answer cannot be trained on: {step.quarantine}")
     versions = [span.version for span in generated.version_spans]

@@ -15,7 +15,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.recording.step_builder import BegunStep, PromptOrigin, build_steps
+from stepwell.gateway.recording.step_builder import PendingStep, PromptOrigin, build_steps
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import RecordedTurn, TrajectoryRef
 from stepwell.steps.columns import pack
@@ -105,7 +105,7 @@ class Talk:
         sampled = Sampled(prompt, response, logprobs_array([-1.0] * len(response)), "stop")
         plan.check_echo(prompt)
         origin = PromptOrigin(plan.prompt_made, self.bridge.lineages(plan, [reply]))
-        begun = BegunStep("t", "p", uid=f"step {len(self.steps)}")
+        begun = PendingStep("t", "p", uid=f"step {len(self.steps)}")
         steps = build_steps(begun, [sampled], NO_USAGE, prompt_length=10**6, origin=origin)
         self.bridge.note(plan, steps)
         self.steps += steps

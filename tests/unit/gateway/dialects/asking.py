@@ -10,12 +10,12 @@ from stepwell.engines.engine import EXTRA_SAMPLING, EngineFacts
 from stepwell.engines.openai import OpenAIEngine
 from stepwell.engines.vllm import VllmEngine
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream
 from stepwell.gateway.dialects.sse import LONGEST_EVENT, EventReader
 
 CHAT, COMPLETIONS = DIALECTS[:2]
-AROUND = CallSurroundings(response_length=64)
+AROUND = DialectContext(response_length=64)
 VLLM = VllmEngine()
 PLAIN = OpenAIEngine()
 HELLO = [{"role": "user", "content": "hello"}]

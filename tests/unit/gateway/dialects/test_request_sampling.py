@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 from stepwell.engines.engine import EXTRA_SAMPLING
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.request_sampling import AS_ASKED, DEFAULTS, SamplingPolicy
 from stepwell.steps.sampling import untrainable_reason
 from tests.unit.gateway.dialects.asking import CHAT, HELLO, asked, chat
@@ -27,7 +27,7 @@ def test_a_step_records_what_was_in_force() -> None:
 
 
 def on_policy(**fields: Any) -> ModelCall:
-    around = CallSurroundings(64, SamplingPolicy(on_policy=True, temperature=0.8))
+    around = DialectContext(64, SamplingPolicy(on_policy=True, temperature=0.8))
     return CHAT.read(json.dumps({"model": "m", "messages": HELLO, **fields}).encode(), around)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.chat import LAST_MESSAGES, TEXT_READ
-from stepwell.gateway.dialects.dialect import CallSurroundings
+from stepwell.gateway.dialects.dialect import DialectContext
 from stepwell.gateway.dialects.side_calls import MARKED, SYSTEM_RULES, USER_RULES, SideCallRule, side_call_kind
 from tests.unit.gateway.dialects.asking import CHAT, completion
 
@@ -18,7 +18,7 @@ TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {}}}]
 def side_call(request: dict[str, Any], header: str | None) -> str | None:
     """What a chat request is found to be."""
     raw = json.dumps({"model": "m", **request}).encode()
-    call = CHAT.read(raw, CallSurroundings(response_length=100_000))
+    call = CHAT.read(raw, DialectContext(response_length=100_000))
     return side_call_kind(call.texts, call.request["max_tokens"], header)
 
 

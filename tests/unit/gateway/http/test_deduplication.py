@@ -239,6 +239,13 @@ def test_two_calls_are_one_by_key_or_by_body_within_one_trajectory(other: Trajec
     assert silent.key(REF, b"body") == silent.key(REF, b"body")
     assert silent.key(REF, b"body") != silent.key(REF, b"other")
     assert silent.key(REF, b"body") != silent.key(other, b"body")
+    assert silent.key(REF, b"body", "models/a") != silent.key(REF, b"body", "models/b")
+    assert silent.shared_key(b"body", "models/a") != silent.shared_key(b"body", "models/b")
+    assert (
+        silent.shared_key(b"body", "models/a") == silent.shared_key(b"body", "models/a") != silent.shared_key(b"body")
+    )
+    assert keyed.key(REF, b"body", "models/a") == keyed.key(REF, b"body", "models/b")
+    assert keyed.shared_key(b"body", "models/a") == keyed.shared_key(b"body", "models/b")
     assert keyed.key(REF, b"body") == keyed.key(REF, b"other")
     assert keyed.key(REF, b"body") != keyed.key(other, b"body")
 

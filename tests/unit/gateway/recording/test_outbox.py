@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.errors import Conflict, PoolUnavailable, UnknownTrajectory
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.recording.outbox_queue import MAX_MESSAGE, step_bytes
+from stepwell.gateway.recording.step_book import MAX_MESSAGE, step_bytes
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_STEP, A_TRAJECTORY

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from stepwell.gateway.recording import step_builder
-from stepwell.gateway.recording.step_builder import BegunStep
+from stepwell.gateway.recording.step_builder import PendingStep
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, VersionSpan, ids_array, logprobs_array
 from stepwell.wire.openai import Sampled, Usage
 
-BEGUN = BegunStep("t", "p", policy_version=5, started_at=123.0, sampling={"temperature": 1.0})
+BEGUN = PendingStep("t", "p", policy_version=5, started_at=123.0, sampling={"temperature": 1.0})
 build_steps = partial(step_builder.build_steps, prompt_length=4, told={"exactness": Exactness.ENGINE})
 SAMPLED = Sampled(ids_array([1, 2, 3]), ids_array([7, 8]), logprobs_array([-0.5, -1.5]), "stop")
 USAGE = Usage(3, 2)

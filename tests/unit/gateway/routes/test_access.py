@@ -16,17 +16,17 @@ ACCESS = access_table(DIALECTS)
 CONTROL = "control-key-of-the-tests"
 
 
-def role_of(keys: AccessKeys, call: str, authorization: bytes | None, api_key: bytes | None = None) -> Role:
+def role_of(keys: AccessKeys, call: str, *headers: bytes | None) -> Role:
     """The role by which a call is let in."""
     method, _, path = call.partition(" ")
     check = AccessCheck(RouteGuard(keys), ACCESS)
-    return check.admit({"method": method, "path": path}, authorization, api_key)[1].role
+    return check.admit({"method": method, "path": path}, path, [header or b"" for header in headers])[1].role
 
 
-def refused(keys: AccessKeys, call: str, authorization: bytes | None, api_key: bytes | None = None) -> str:
+def refused(keys: AccessKeys, call: str, *headers: bytes | None) -> str:
     """Why a call without a valid key is not let in."""
     with pytest.raises(Forbidden) as failure:
-        role_of(keys, call, authorization, api_key)
+        role_of(keys, call, *headers)
     return str(failure.value)
 
 
@@ -99,13 +99,13 @@ def test_a_path_spelt_like_the_table_is_no_way_around_it(keys: AccessKeys) -> No
     refused(keys, "GET /{trajectory_uid}/{prompt_uid}/v1/models", bearer(keys.trajectory_key("t", "p")))
 
 
-def test_a_key_may_come_in_the_header_of_anthropics_clients(keys: AccessKeys) -> None:
-    own = keys.trajectory_key("t", "p").encode()
+def test_a_key_may_come_beside_another_one(keys: AccessKeys) -> None:
+    own = bearer(keys.trajectory_key("t", "p"))
     for call in ("POST /t/p/v1/messages", "POST /t/p/v1/messages/count_tokens"):
         assert role_of(keys, call, None, own) is Role.TRAJECTORY
         assert role_of(keys, call, b"Bearer of another server", own) is Role.TRAJECTORY
     refused(keys, "POST /t/other/v1/messages", None, own)
-    refused(keys, "POST /t/p/v1/messages", None, b"wrong")
+    refused(keys, "POST /t/p/v1/messages", None, bearer("wrong"))
     refused(keys, "GET /pacing", None, own)
 
 
@@ -115,7 +115,7 @@ def test_an_agents_call_is_let_in_before_the_key_file_is_asked(tmp_path: Path) -
     keys = AccessKeys([CONTROL], file)
     check = AccessCheck(RouteGuard(keys), ACCESS)
     scope = {"method": "POST", "path": "/t/p/v1/chat/completions"}
-    assert check.admit(scope, bearer(keys.trajectory_key("t", "p")))[1] is AGENT
+    assert check.admit(scope, scope["path"], [bearer(keys.trajectory_key("t", "p"))])[1] is AGENT
 
 
 def test_the_key_of_a_trajectory_is_void_with_the_key_that_opened_it(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from stepwell.access.route_guard import RouteGuard
 from stepwell.access.route_table import BELOW_A_TRAJECTORY
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
+from stepwell.gateway.call_in_flight import RequestedCall
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.http.request_body import LARGEST_BODY, Headers, Message, Receive, Send
 from stepwell.gateway.routes.access import AccessCheck, access_table, call_paths
 from stepwell.gateway.routes.asgi import GatewayAsgi
-from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
 from tests.unit.gateway.asgi import exchange
@@ -40,14 +40,11 @@ class Behind:
         scope: Message,
         receive: Receive,
         send: Send,
-        ref: TrajectoryRef,
-        dialect: Dialect,
+        requested: RequestedCall,
         caller: Caller,
-        *,
-        is_whitebox: bool = False,
     ) -> None:
-        self.served.append((ref, dialect))
-        self.whitebox.append(is_whitebox)
+        self.served.append((requested.ref, requested.dialect))
+        self.whitebox.append(requested.is_whitebox)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         self.routed.append(scope.get("path", scope["type"]))
@@ -62,7 +59,7 @@ class Behind:
 def make_front(behind: Behind, keys: tuple[str, ...], largest_body: int = LARGEST_BODY) -> GatewayAsgi:
     access = AccessCheck(RouteGuard(AccessKeys(keys)), access_table(DIALECTS))
     calls = cast("AgentCalls", behind)
-    return GatewayAsgi(cast("FastAPI", behind), calls, TokenCounts(calls), access, DIALECTS, largest_body=largest_body)
+    return GatewayAsgi(cast("FastAPI", behind), calls, access, DIALECTS, largest_body=largest_body)
 
 
 async def ask(
@@ -158,6 +155,18 @@ async def test_without_its_key_nothing_of_a_request_is_looked_at() -> None:
         status, error = await ask(behind, path, keys=(CONTROL,), parts=())
         assert (status, error["code"]) == (401, "forbidden")
     assert (behind.served, behind.routed) == ([], [])
+
+
+@pytest.mark.parametrize("path", ["/t/p/v1/messages", "/t/p/v1/chat/completions"])
+async def test_the_bare_key_may_come_in_the_header_of_a_dialect(path: str) -> None:
+    behind, own = Behind(), AGENT[1].removeprefix(b"Bearer ")
+    assert await ask(behind, path, headers=[(b"x-api-key", own)], keys=(CONTROL,)) == (0, None)
+    both = [(b"authorization", b"Bearer of another server"), (b"x-api-key", own)]
+    assert await ask(behind, path, headers=both, keys=(CONTROL,)) == (0, None)
+    assert len(behind.served) == 2
+    for headers in ([(b"x-api-key", b"wrong")], [(b"x-other-key", own)], [(b"authorization", own)]):
+        assert (await ask(behind, path, headers=headers, keys=(CONTROL,)))[0] == 401
+    assert len(behind.served) == 2
 
 
 async def test_a_trajectorys_key_opens_its_own_calls_only() -> None:

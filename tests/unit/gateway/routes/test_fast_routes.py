@@ -4,15 +4,12 @@ import pytest
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import ANYONE, CALLER
-from stepwell.gateway.call_placement import CallPlacement
-from stepwell.gateway.conversations import Conversations
+from stepwell.gateway.call_resolver import CallResolver
 from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.http.request_body import Message
-from stepwell.gateway.live_sessions import LiveSessions
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.routes.fast_routes import FastRoutes
-from stepwell.gateway.trajectories import KnownTrajectories
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from tests.rig.local_pool import LocalPool
 from tests.unit.gateway.asgi import exchange
@@ -38,11 +35,10 @@ class Routed:
 async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") -> int:
     """The status that was answered at once; 0 where the request went on."""
     pool = LocalPool()
-    known = KnownTrajectories(pool)
-    outbox, sessions = Outbox(pool, known.forget), LiveSessions(pool, known)
-    placement = CallPlacement(known, sessions, Conversations(pool))
+    resolver = CallResolver(pool)
+    outbox = Outbox(pool, resolver.drop)
     keys, quotas, metrics = AccessKeys([]), CallQuotas(), GatewayMetrics()
-    lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement, quotas, metrics)
+    lifecycle = TrajectoryLifecycle(pool, outbox, resolver, keys, quotas, metrics)
     routes = FastRoutes(cast("Any", behind), lifecycle)
 
     async def admitted(scope: Message, receive: Any, send: Any) -> None:

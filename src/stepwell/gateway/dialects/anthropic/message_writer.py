@@ -55,7 +55,7 @@ class MessageStreamWriter:
         self._sealed = str(call.context)
         self._is_begun = False
         self._index = -1
-        """Of the last block."""
+        """The index of the last block."""
         self._open = ""
         """The type of the last block; empty if it has ended."""
         self._last_call = -1

@@ -15,7 +15,7 @@ import orjson
 
 from stepwell.gateway.dialects.anthropic.chat_request import translate_request
 from stepwell.gateway.dialects.anthropic.message_writer import MessageStreamWriter, write_message
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall, TokenCounter
+from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
 from stepwell.gateway.dialects.openai_request import (
     FLAG,
@@ -88,7 +88,7 @@ class MessagesTokenCounter:
         "properties": PROMPT_FIELDS,
     }
 
-    def read(self, raw: bytes, around: CallSurroundings) -> dict[str, Any]:
+    def read(self, raw: bytes, around: DialectContext) -> dict[str, Any]:
         translated = translate_request(read_json_object(raw), around.seal).request
         request = {name: translated[name] for name in RENDERED if name in translated}
         choose_model(request, around.models)
@@ -98,16 +98,17 @@ class MessagesTokenCounter:
         return orjson.dumps({"input_tokens": tokens})
 
 
-class MessagesDialect:
+class MessagesDialect(Dialect):
     name = "messages"
     paths: tuple[str, ...] = ("messages",)
+    key_header = b"x-api-key"
     summary = "Message"
     description = "Anthropic's call; it becomes a step. Unknown fields are ignored, unknown blocks and tools refused."
     unrecorded_description = "Anthropic's call, unrecorded, for those who need only the message: it has no token ids."
     request_schema: Mapping[str, Any] = REQUEST_SCHEMA
     token_counter: TokenCounter | None = MessagesTokenCounter()
 
-    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+    def read(self, raw: bytes, around: DialectContext) -> ModelCall:
         translated = translate_request(read_json_object(raw), around.seal)
         call = make_call(
             self,

@@ -116,7 +116,7 @@ class ResponseEvents:
         self._response: ResponseObject | None = None
         """None before the first event."""
         self._events: list[bytes] = []
-        """Those that are not sent yet."""
+        """Events that are not sent yet."""
         self._sequence = 0
         self._item: ItemStream | None = None
         """The one that is open."""

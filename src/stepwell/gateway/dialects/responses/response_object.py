@@ -97,7 +97,7 @@ class ResponseObject:
 
 
 def item_status(finish_reason: str | None) -> ItemStatus:
-    """Of an answer's last item."""
+    """The status of an answer's last item."""
     return "incomplete" if finish_reason in CUT_OFF else "completed"
 
 

@@ -44,7 +44,7 @@ class ClientTools:
 
     def __init__(self) -> None:
         self.functions: list[dict[str, Any]] = []
-        """As chat has them."""
+        """The tools in chat's form."""
         self._by_name: dict[str, ClientTool] = {}
         """By the function's name."""
 

@@ -16,7 +16,7 @@ import orjson
 from stepwell.errors import BadRequest, EngineUnavailable, PreviousResponseNotFound
 from stepwell.gateway.dialects.chat import prompt_texts, repair_messages
 from stepwell.gateway.dialects.chat_form import joined_system
-from stepwell.gateway.dialects.dialect import CallSurroundings, ConversationPart, ModelCall, TokenCounter
+from stepwell.gateway.dialects.dialect import ConversationPart, Dialect, DialectContext, ModelCall, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
 from stepwell.gateway.dialects.openai_request import (
     COMMON_FIELDS,
@@ -90,7 +90,7 @@ class ResponsesTokenCounter:
     summary = "Count the tokens of a response's input"
     request_schema: Mapping[str, Any] = {"type": "object", "required": ["model", "input"], "properties": PROMPT_FIELDS}
 
-    def read(self, raw: bytes, around: CallSurroundings) -> dict[str, Any]:
+    def read(self, raw: bytes, around: DialectContext) -> dict[str, Any]:
         request = read_json_object(raw)
         if request.get("previous_response_id"):
             raise BadRequest(f"tokens are counted of a whole input only; {WHOLE_INPUT}")
@@ -105,7 +105,7 @@ class ResponsesTokenCounter:
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens})
 
 
-class ResponsesDialect:
+class ResponsesDialect(Dialect):
     name = "responses"
     paths: tuple[str, ...] = ("responses",)
     summary = "Response"
@@ -117,7 +117,7 @@ class ResponsesDialect:
     request_schema: Mapping[str, Any] = REQUEST_SCHEMA
     token_counter: TokenCounter | None = ResponsesTokenCounter()
 
-    def read(self, raw: bytes, around: CallSurroundings) -> ModelCall:
+    def read(self, raw: bytes, around: DialectContext) -> ModelCall:
         request = read_json_object(raw)
         tools, history = read_input(request, around)
         instructions = read_instructions(request.get("instructions"))
@@ -163,7 +163,7 @@ class ResponsesDialect:
         return openai_error(error)
 
 
-def read_input(request: Mapping[str, Any], around: CallSurroundings) -> tuple[ClientTools, ChatHistory]:
+def read_input(request: Mapping[str, Any], around: DialectContext) -> tuple[ClientTools, ChatHistory]:
     for name, why in REFUSED.items():
         if request.get(name):
             raise BadRequest(f"{name} is not supported: {why}")

@@ -19,7 +19,7 @@ from stepwell.errors import (
     TooLarge,
 )
 from stepwell.gateway.dialects.anthropic.messages_dialect import MessagesDialect
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.dialects.step_seal import StepSeal
@@ -31,13 +31,13 @@ from tests.unit.gateway.dialects.scripted_chats import ScriptedAnswer, ScriptedC
 
 MESSAGES = MessagesDialect()
 SEAL = StepSeal(AccessKeys(["control-key-of-the-tests"]))
-AROUND = CallSurroundings(response_length=64, seal=SEAL, models=("tiny", "big"))
+AROUND = DialectContext(response_length=64, seal=SEAL, models=("tiny", "big"))
 PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 TOOL = {"name": "add", "input_schema": {"type": "object"}}
 
 
-def call(around: CallSurroundings = AROUND, **fields: Any) -> ModelCall:
+def call(around: DialectContext = AROUND, **fields: Any) -> ModelCall:
     request = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}], **fields}
     return MESSAGES.read(json.dumps(request).encode(), around)
 
@@ -86,7 +86,7 @@ def test_the_engine_is_asked_as_by_chat() -> None:
 
 
 def test_sampling_and_models_follow_the_channels_policy() -> None:
-    on_policy = CallSurroundings(response_length=4, sampling=SamplingPolicy(on_policy=True), models=("tiny",))
+    on_policy = DialectContext(response_length=4, sampling=SamplingPolicy(on_policy=True), models=("tiny",))
     sampled = call(on_policy, temperature=0.2, top_k=5, model="default")
     assert (sampled.request["temperature"], sampled.request["top_k"], sampled.request["max_tokens"]) == (1.0, 0, 4)
     assert (sampled.sampling["replaced"], sampled.request["model"]) == ({"temperature": 0.2, "top_k": 5}, "tiny")

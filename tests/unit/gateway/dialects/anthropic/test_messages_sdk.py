@@ -14,14 +14,14 @@ from pydantic import TypeAdapter
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.gateway.dialects.anthropic.messages_dialect import MessagesDialect
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_choices import read_reply
 from stepwell.gateway.dialects.step_seal import StepSeal
 from tests.unit.gateway.dialects.asking import VLLM, PassedStream
 from tests.unit.gateway.dialects.scripted_chats import NAMES, ScriptedAnswer, random_answer, random_text
 
 SEAL = StepSeal(AccessKeys(["control-key-of-the-tests"]))
-AROUND = CallSurroundings(response_length=64, seal=SEAL)
+AROUND = DialectContext(response_length=64, seal=SEAL)
 TOOLS: Any = [{"name": name, "description": "", "input_schema": {"type": "object"}} for name in NAMES]
 CONVERSATIONS = 2000
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.responses.responses_dialect import ResponsesDialect
 from stepwell.gateway.dialects.step_seal import StepSeal
 
 SEAL = StepSeal(AccessKeys(["control-key-of-the-tests"]))
-AROUND = CallSurroundings(response_length=64, seal=SEAL)
+AROUND = DialectContext(response_length=64, seal=SEAL)
 RESPONSES = ResponsesDialect()
 ONE, TWO = "1" * 32, "2" * 32
 Json = dict[str, Any]

@@ -18,7 +18,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
 from stepwell.gateway.dialects.responses.responses_dialect import ResponsesDialect
 from stepwell.gateway.dialects.step_seal import StepSeal
@@ -30,7 +30,7 @@ WITHOUT_CLIENT = 200
 """One conversation of so many goes through the whole client too, which takes ten times as long as all the rest."""
 ACCUMULATED = 0.25
 """The share of streams that the package also puts together from their events; it takes as long as all other checks."""
-AROUND = CallSurroundings(response_length=64, seal=StepSeal(AccessKeys(["control-key-of-the-tests"])))
+AROUND = DialectContext(response_length=64, seal=StepSeal(AccessKeys(["control-key-of-the-tests"])))
 RESPONSES = ResponsesDialect()
 EVENTS: dict[str, type[Any]] = {
     name: kind

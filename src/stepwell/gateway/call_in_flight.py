@@ -1,34 +1,57 @@
-"""One call in flight, and how it fails."""
+"""A model call as it was requested, a call in flight, and how calls fail."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepwell.gateway.bridge.bridge import PromptPlan
-from stepwell.gateway.call_placement import CallPlace
-from stepwell.gateway.dialects.dialect import Dialect, ModelCall, StreamWriter
+from stepwell.gateway.call_resolver import CallPlace
+from stepwell.gateway.dialects.dialect import NO_URL, CallUrl, Dialect, ModelCall, StreamWriter
 from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
 from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.http.sighting import Sighting
-from stepwell.gateway.recording.step_builder import BegunStep
+from stepwell.gateway.recording.step_builder import PendingStep
+from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.calls import CallBegun
+from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.steps.step import Step
 
 
+class RequestedCall(NamedTuple):
+    """A model call that a client asks for, as its path tells."""
+
+    ref: TrajectoryRef
+    """NO_TRAJECTORY if the path names none."""
+    dialect: Dialect
+    url: CallUrl = NO_URL
+    is_whitebox: bool = False
+    """It is below /unrecorded."""
+    route: str = ""
+    """The path, with the dialect's template at its end."""
+
+    @property
+    def names_no_trajectory(self) -> bool:
+        """It belongs to a session of its caller, or its header names the trajectory."""
+        return self.ref == NO_TRAJECTORY and not self.is_whitebox
+
+
 @dataclass(slots=True, eq=False)
-class Exchange:
+class CallInFlight:
+    """A call that an engine is asked to answer."""
+
     kind: str
     """Its label in metrics and traces."""
     placed: CallPlace
     call: ModelCall
-    begun: BegunStep
+    pending: PendingStep
     """What is known of the call's steps before its answer."""
     writer: ResponseWriter
     headers: CallHeaders
     stream: StreamWriter
     sighting: Sighting
     key: str = ""
-    """Of CallBegun."""
+    """The `key` of its CallBegun."""
     is_whitebox: bool = False
     """It is a call below /unrecorded, whose client keeps its tokens itself."""
     is_abandoned: bool = False
@@ -45,10 +68,10 @@ class Exchange:
 
     @property
     def is_recorded(self) -> bool:
-        return self.begun.trajectory_uid != ""
+        return self.pending.trajectory_uid != ""
 
     def announcement(self) -> CallBegun:
-        step = self.begun
+        step = self.pending
         return CallBegun(
             step.trajectory_uid,
             step.prompt_uid,
@@ -61,8 +84,8 @@ class Exchange:
     def attributes(self) -> dict[str, str | int]:
         """For the trace."""
         return {
-            "trajectory_uid": self.begun.trajectory_uid,
-            "prompt_uid": self.begun.prompt_uid,
+            "trajectory_uid": self.pending.trajectory_uid,
+            "prompt_uid": self.pending.prompt_uid,
             "engine": self.engine,
             "status": self.writer.status,
             "prompt_tokens": self.prompt_tokens,
@@ -81,7 +104,7 @@ class Exchange:
 async def send_error(
     writer: ResponseWriter, dialect: Dialect | None, error: ErrorDetails, stream: StreamWriter | None = None
 ) -> None:
-    """As an HTTP error; as an error event if a stream has begun; not at all if the response has ended."""
+    """Send an HTTP error; an error event if a stream has begun; nothing if the response has ended."""
     body = dialect.error(error) if dialect else openai_error(error)
     if not writer.status:
         await writer.whole(error.status, body, error.headers)
