@@ -406,8 +406,7 @@ class Ingest:
             raise PoolFull(
                 f"channel {channel.name!r} is full: {len(channel)} groups, {channel.nbytes} bytes; try later"
             )
-        state.evict(channel, more_groups=1)
-        if channel.is_over(more_groups=1):
+        if not state.evict(channel, more_groups=1):
             raise PoolFull(f"channel {channel.name!r} is full of groups that are kept, and none can be evicted")
         size = group_size or state.limits.group_size
         return state.open_group(prompt_uid, channel, size, source, producer_of(metadata, source))

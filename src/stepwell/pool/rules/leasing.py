@@ -258,6 +258,7 @@ class Leasing:
         if self._state.limits.max_staleness is None:
             return own_mask
         mask = partial(self._staleness.token_mask, present=self._state.present(channel))
+        groups = groups if self._state.keepers else ()
         kept = {id(step) for group in groups if self._state.why_kept(group) for step in group.held_steps()}
         return (lambda step: step.mask if id(step) in kept else mask(step)) if kept else mask
 

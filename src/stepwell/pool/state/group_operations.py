@@ -131,11 +131,15 @@ class GroupOperations(CallOperations):
             self._close(trajectory, TrajectoryState.DROPPED, cause, note)
         group.dissolve()
 
-    def evict(self, channel: Channel, more_groups: int = 0) -> None:
-        """Drop groups until the channel is within its limits, with room for that many more, or has only groups that
-        slices keep."""
-        while channel.is_over(more_groups) and (group := self._next_to_evict(channel)) is not None:
+    def evict(self, channel: Channel, more_groups: int = 0) -> bool:
+        """Drop groups until the channel is within its limits, with room for that many more. False if it has only groups
+        left that slices keep."""
+        while channel.is_over(more_groups):
+            group = self._next_to_evict(channel)
+            if group is None:
+                return False
             self.drop_group(group, EVICTED, "" if group is channel.oldest() else HELD_MOST)
+        return True
 
     def _next_to_evict(self, channel: Channel) -> Group | None:
         """As the channel says; if that is kept, the oldest group that is not."""

@@ -16,7 +16,7 @@ from stepwell.pool.state.records import Group, Trajectory
 
 
 class Slice:
-    """The state of one feature in one shard. A hook that a slice does not override costs nothing."""
+    """The state of one feature in one shard. What it does not override has no effect."""
 
     name: ClassVar[str]
     """The name that its rows have in journals. It never changes."""

@@ -46,6 +46,8 @@ class StateBase:
     def __init__(self, limits: Limits, journal: StateJournal, slices: Sequence[type[Slice]] = ()) -> None:
         self.limits = limits
         self.slices = tuple(kind(journal) for kind in slices)
+        self.keepers = [part for part in self.slices if type(part).keeps is not Slice.keeps]
+        """Those that may keep a group from eviction and staleness."""
         self.now = 0.0
         """Wall-clock time: when something happened."""
         self.pool_time = 0.0
@@ -79,8 +81,6 @@ class StateBase:
         """About versions of the policy, the oldest first. A pool's first shard has them."""
         self.version_rewards = VersionRewardLog()
         self._journal = journal
-        self._keepers = [part for part in self.slices if type(part).keeps is not Slice.keeps]
-        self._explainers = [part for part in self.slices if type(part).explain is not Slice.explain]
         self._counters = Counters()
         self._channels: dict[str, ChannelIndex] = {}
         self._expiry: PrioritySet[tuple[float, str]] = PrioritySet()
@@ -116,11 +116,11 @@ class StateBase:
 
     def why_kept(self, group: Group) -> str:
         """Why the group is neither evicted nor stale, in a few words; empty if no slice keeps it."""
-        return next(filter(None, (part.keeps(group) for part in self._keepers)), "")
+        return next(filter(None, (part.keeps(group) for part in self.keepers)), "")
 
     def remark_on(self, trajectory: Trajectory) -> str:
         """What slices say of a held trajectory, in sentences."""
-        return " ".join(filter(None, (part.explain(trajectory) for part in self._explainers)))
+        return " ".join(filter(None, (part.explain(trajectory) for part in self.slices)))
 
     def present(self, channel: str) -> Present:
         """What the staleness of the channel's steps is counted from."""
