@@ -225,7 +225,8 @@ S = TypeVar("S", bound=Section)
 def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:
     """The settings from the environment and the flags. BadRequest has one line for each mistake."""
     try:
-        return settings(_cli_settings_source=flags_of(settings, command)(args=with_dashes(argv)))
+        flags = flags_of(settings, command)(args=with_dashes(argv))
+        return settings(_cli_settings_source=flags)  # type: ignore[call-arg]  # BaseSettings takes it
     except ValidationError as wrong:
         raise BadRequest(explain_all(wrong.errors(), _flag, "\n")) from None
 
