@@ -43,7 +43,6 @@ ATROPOS_PREFIX = "/atropos"
 SESSION_BODY = 64 * 2**10
 """Bytes of a body by which the holder of a session key opens a session."""
 AUTHORIZATION = b"authorization"
-NO_KEY = [b""]
 CALL_HEADER = side_calls.CALL_HEADER.encode()
 MOST_PARAMETERS = 100
 """Parameters of a query."""
@@ -66,13 +65,16 @@ class CallPaths:
     def find(self, path: str) -> RequestedCall | None:
         """None if the path is no model call's."""
         match = self._model_call.fullmatch(path)
-        found = None if match is None else self._find(match[4])
-        if match is None or found is None:
+        if match is None:
+            return None
+        trajectory_uid, prompt_uid, unrecorded, call = match.groups()
+        found = self._plain.get(call) or self._find(call)
+        if found is None:
             return None
         dialect, url = found
-        ref = TrajectoryRef(match[1], match[2]) if match[1] else NO_TRAJECTORY
-        route = path if url.is_plain else path[: match.start(4)] + url.path
-        return RequestedCall(ref, dialect, url, match[3] is not None, route)
+        ref = TrajectoryRef(trajectory_uid, prompt_uid) if trajectory_uid else NO_TRAJECTORY
+        route = path.removesuffix(call) + url.path if url.names else path
+        return RequestedCall(ref, dialect, url, unrecorded is not None, route)
 
     def dialect_at(self, path: str) -> Dialect | None:
         """The dialect that has this path below a base_url."""
@@ -128,9 +130,8 @@ class GatewayAsgi:
         self._cross_site = cross_site or CrossSiteCheck()
         self._largest_body = largest_body
         self._paths = CallPaths(dialects)
-        others = {dialect.key_header for dialect in dialects} - {AUTHORIZATION}
-        self._key_headers = {AUTHORIZATION: b"", **dict.fromkeys(sorted(others), BEARER)}
-        """What stands before the key to make it an Authorization, by the header that has it."""
+        self._key_headers = tuple({dialect.key_header for dialect in dialects} - {AUTHORIZATION})
+        """Headers that may have a bare key."""
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -168,19 +169,22 @@ class GatewayAsgi:
         """What is asked for, and who asks. An agent's CALL_HEADER is removed: it must not say which of its steps are
         trained."""
         headers: Headers = scope["headers"]
-        size, length, is_marked = 0, b"0", False
-        found: dict[bytes, bytes] = {}
+        size, authorization, length, is_marked = 0, b"", b"0", False
+        bare: dict[bytes, bytes] = {}
+        key_headers = self._key_headers
         for name, value in headers:
             size += len(name) + len(value)
-            if name in self._key_headers:
-                found[name] = value
+            if name == AUTHORIZATION:
+                authorization = value
             elif name == b"content-length":
                 length = value
             elif name == CALL_HEADER:
                 is_marked = True
+            elif name in key_headers:
+                bare[name] = BEARER + value
         if size > LARGEST_HEADERS:
             raise TooLarge(f"the request's headers are larger than {LARGEST_HEADERS >> 10} KiB")
-        keys = [before + found[name] for name, before in self._key_headers.items() if name in found] or NO_KEY
+        keys = (authorization, *bare.values())
         admitted = self._access.admit(scope, path, keys)
         if is_marked and not self._access.may_mark(keys):
             headers[:] = [header for header in headers if header[0] != CALL_HEADER]

@@ -120,7 +120,7 @@ def _unrecorded_operation(dialect: Dialect, path: str) -> dict[str, Any]:
         "summary": f"{dialect.summary}, unrecorded",
         "description": dialect.unrecorded_description,
         "operationId": re.sub(r"\W", "_", f"unrecorded_{path}"),
-        "parameters": _of_url(dialect, path),
+        **({"parameters": told} if (told := _of_url(dialect, path)) else {}),
         "requestBody": operation["requestBody"],
         "responses": operation["responses"],
     }
