@@ -39,13 +39,12 @@ from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.api.transport import ActorFailed, ActorTransport
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
-from stepwell.pool.client.fetching import fetch_oldest
+from stepwell.pool.client.fetching import fetch_oldest, take_ready
 from stepwell.pool.client.forgetting import ForgettingClient
 from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL
 from stepwell.pool.client.policy_versions import PolicyClient
 from stepwell.pool.client.producer_client import ProducerClient
 from stepwell.pool.client.ray_cluster import join_ray
-from stepwell.pool.client.ready_batches import take_ready
 from stepwell.pool.client.scoring import ScoringClient
 from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet
 from stepwell.pool.client.version_delivery import VersionDelivery

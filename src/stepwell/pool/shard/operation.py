@@ -51,8 +51,6 @@ class Operation(Generic[R]):
     """While the shards change, all that may have the group are asked at once: it opens none."""
     is_large: ClassVar[bool] = False
     """It leaves in a message of its own."""
-    wakes: ClassVar[bool] = False
-    """Something may be ready after it, for those who wait for data."""
     changes: ClassVar[bool] = True
     """It is run within a transaction."""
     patience: ClassVar[float] = 0.0

@@ -20,10 +20,9 @@ from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.consumer_calls import ConsumerCalls
+from stepwell.pool.shard.consumer_calls import HEARTBEAT_TIMEOUT, ConsumerCalls
 from stepwell.pool.shard.forget_calls import ForgetCalls
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.lease_watch import HEARTBEAT_TIMEOUT
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.transactions import ShardTransactions
 from stepwell.steps.columns import Columns
@@ -62,8 +61,8 @@ class ShardService(ForgetCalls, ConsumerCalls):
         With a refusal, every call is answered with it: the journal cannot be used. `on_journal_failure` ends the
         process, so that another one can start.
 
-        A waiting call looks again after `recheck_interval` seconds, because leases and deadlines end by themselves. A
-        lease whose holder sent no heartbeat for `heartbeat_timeout` seconds returns.
+        While somebody waits for news, it is looked for every `recheck_interval` seconds, because leases and deadlines
+        end by themselves. A lease whose holder sent no heartbeat for `heartbeat_timeout` seconds returns.
 
         `ask_decision` asks another shard by its name for its decision over a batch of several shards.
         """
@@ -130,7 +129,6 @@ class ShardService(ForgetCalls, ConsumerCalls):
             text = "%d of %d trajectories could not be scored now; the first, %s, by %s: %s: %s"
             details = (first.trajectory_uid, first.source, first.attempt.outcome, first.attempt.why)
             log.warning(text, len(failed), len(judgements), *details)
-        await self._transactions.notify()
         return counted
 
     # -- watchers --------------------------------------------------------------------------------------------------

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 class Curate(Operation[CurationOutcome]):
     curation: Curation
     route = ShardRoute.GROUP
-    wakes = True
 
     @property
     def routed_by(self) -> str:

@@ -23,7 +23,6 @@ class AddSteps(Operation[list[SubmitVerdict]]):
     group_size: int | None = None
     route = ShardRoute.NAMED
     is_large = True
-    wakes = True
 
     @property
     def nbytes(self) -> int:
@@ -43,7 +42,6 @@ class AddGroups(Operation[list[SubmitVerdict]]):
     registrations: Sequence[Registration]
     route = ShardRoute.NAMED
     is_large = True
-    wakes = True
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +62,6 @@ class GiveReward(Operation[bool]):
 
     reward: RewardGiven
     route = ShardRoute.GROUP
-    wakes = True
 
     @property
     def routed_by(self) -> str:
