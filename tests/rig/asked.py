@@ -1,6 +1,7 @@
 """Ask a shard of this process, without a client."""
 
-from typing import TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups, Settlement
@@ -17,6 +18,11 @@ async def asked(shard: ShardService, operation: Operation[R], revision: int | No
     if isinstance(answer, Exception):
         raise answer
     return cast("R", answer)
+
+
+def called(method: str, args: Sequence[Any]) -> str:
+    """The name of a call to a shard: that of its operation, if it is one."""
+    return type(args[0][0]).__name__ if method == "run" else method
 
 
 async def trained(shard: ShardService, request: BatchRequest = ONE) -> LeasedGroups:

@@ -3,21 +3,15 @@
 import asyncio
 import logging
 import multiprocessing
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from stepwell.config.pool import PoolSettings
-from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import JournalSync, PoolPlan
-from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
 from stepwell.pool.client.link import RayLink
+from stepwell.pool.client.pool_keeper import keep_pool
 from stepwell.pool.client.ray_cluster import join_ray
 
 log = logging.getLogger("stepwell")
-
-KEEP_INTERVAL = 5.0
-"""Seconds between two looks whether all shards exist."""
-ANSWER_TIMEOUT = 10.0
 
 
 def run_pool(settings: PoolSettings) -> None:
@@ -42,47 +36,6 @@ async def _keep_pool(settings: PoolSettings) -> None:
     if link.is_joined:
         await create(changes_shards=True)
     await keep_pool(link, settings.name, create)
-
-
-async def keep_pool(
-    transport: ActorTransport,
-    pool: str,
-    create: Callable[[], Awaitable[None]],
-    *,
-    interval: float = KEEP_INTERVAL,
-) -> None:
-    """Until cancelled: if Ray has lost its state and with it the pool, the pool is created again. With a journal, it
-    continues from there. A shard that is away is left alone: Ray restarts it."""
-    while True:
-        if missing := await _missing_shards(transport, pool):
-            log.warning("Ray has no %s; the pool is created", ", ".join(missing))
-            await create()
-        await asyncio.sleep(interval)
-
-
-async def _missing_shards(transport: ActorTransport, pool: str) -> list[str]:
-    """The first shard names the others, whose number may change."""
-    try:
-        plan = await _plan_of(transport, pool)
-    except ActorMissing:
-        return [pool]
-    missing = []
-    for shard in () if plan is None else plan.shard_names()[1:]:
-        try:
-            await _plan_of(transport, shard)
-        except ActorMissing:
-            missing.append(shard)
-    return missing
-
-
-async def _plan_of(transport: ActorTransport, shard: str) -> PoolPlan | None:
-    """None if the shard is away."""
-    try:
-        async with asyncio.timeout(ANSWER_TIMEOUT):
-            plan: PoolPlan = await transport.call(shard, "plan", (), {})
-            return plan
-    except (ActorAway, PoolUnavailable, TimeoutError):
-        return None
 
 
 def _pool_plan(settings: PoolSettings) -> PoolPlan:

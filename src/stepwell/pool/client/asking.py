@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 from stepwell.common.coalescing import BatchSender
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import FlushNeeded
-from stepwell.pool.api.shard_layout import LayoutDiffers
 from stepwell.pool.client.group_routing import Rerouting, ask_owner, ask_owners
 from stepwell.pool.client.shards import ShardClient, ShardSet
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
@@ -30,12 +29,12 @@ class AskingClient(ShardClient):
         seconds, by default those of this client."""
         seconds = self.shards.timeout if timeout is None else timeout
         if isinstance(operation, MergedOperation):
-            async with _limited(Rerouting(self.shards, seconds), seconds):
-                await self.shards.plan()
-            answer = await self.shards.ask_each(lambda name, _: self._ask_shard(operation, name, seconds))
+            answer = await self.shards.ask_each(
+                lambda name, _: self.shards.run(name, operation, timeout=seconds), timeout=seconds
+            )
             return cast("R", operation.merge(answer.by_shard, answer.missing))
         if operation.route is ShardRoute.FIRST:
-            return await self._ask_shard(operation, self.shards.pool, seconds)
+            return await self.shards.run(self.shards.pool, operation, timeout=seconds)
         ask, rerouting = ask_owners if operation.may_ask_all else ask_owner, Rerouting(self.shards, seconds)
         try:
             async with _limited(rerouting, seconds):
@@ -43,6 +42,10 @@ class AskingClient(ShardClient):
         except FlushNeeded:
             rerouting = Rerouting(self.shards, operation.flush_wait + self.shards.timeout)
             return await ask_owner(self.shards, operation.routed_by, partial(self._ask_flushed, operation), rerouting)
+
+    async def ask_shard(self, operation: Operation[R], shard: str) -> R:
+        """The answer of the shard that is named, in a message that it may share."""
+        return await self.ask_at(operation, shard, await self.shards.plan())
 
     async def ask_at(self, operation: Operation[R], shard: str, plan: PoolPlan) -> R:
         """The answer of one shard, which `plan` names."""
@@ -65,16 +68,6 @@ class AskingClient(ShardClient):
         """Operations that wait for others leave now."""
         for sender in self._senders.values():
             sender.hurry()
-
-    async def _ask_shard(self, operation: Operation[R], shard: str, seconds: float) -> R:
-        rerouting = Rerouting(self.shards, seconds)
-        async with _limited(rerouting, seconds):
-            while True:
-                try:
-                    return await self.ask_at(operation, shard, await self.shards.plan())
-                except LayoutDiffers:
-                    rerouting.refused_by.add(shard)
-                await rerouting.agree()
 
     async def _ask_flushed(self, operation: Operation[R], shard: str, plan: PoolPlan) -> R:
         """After other gateways have sent what they hold."""

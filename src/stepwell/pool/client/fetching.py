@@ -37,6 +37,8 @@ from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
 
+DELIVERY_LEASE = 60.0
+"""Seconds. The lease of a batch that is acknowledged on arrival."""
 LOOK_TIMEOUT = 2.0
 """Seconds. A shard that restarts is not waited for."""
 LOOK_PATIENCE = 0.25
@@ -62,6 +64,17 @@ async def fetch_oldest(
         raise
     finally:
         await fetch.close()
+
+
+async def fetch_and_ack(shards: ShardSet, held: HeldLeases, request: BatchRequest, timeout: float) -> LeasedGroups:
+    """The batch, acknowledged as soon as it has arrived."""
+    leased = await fetch_oldest(shards, held, request, timeout, DELIVERY_LEASE)
+    try:
+        await held.ack(leased.leases)
+    except BaseException:
+        held.put_back(leased.leases)
+        raise
+    return leased
 
 
 @dataclass(frozen=True, slots=True)

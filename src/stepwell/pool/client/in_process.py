@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorMissing
-from stepwell.pool.client.data_pool import PoolClient
+from stepwell.pool.client.pool_client import PoolClient
 from stepwell.pool.shard.service import ShardService
 
 

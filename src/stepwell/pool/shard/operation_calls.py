@@ -12,7 +12,7 @@ from stepwell.pool.api.news import flush_topic
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import TRAIN, FlushNeeded
 from stepwell.pool.api.shard_layout import GroupElsewhere
-from stepwell.pool.shard.operation import Operation
+from stepwell.pool.shard.operation import Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard, ShardCalls
 from stepwell.pool.state.records import Trajectory
 
@@ -41,9 +41,11 @@ class OperationCalls(ShardCalls):
     async def run(self, operations: Sequence[Operation[Any]], revision: int | None = None) -> list[Any]:
         """One answer for each operation, or the exception by which it is refused. What they change is in the journal.
 
-        Here and below, `revision` is that of the plan by which the caller has chosen this shard.
+        Here and below, `revision` is that of the plan by which the caller has chosen this shard for a group.
         """
-        self._transactions.check_routed(revision)
+        self._transactions.check_open()
+        if any(operation.route is ShardRoute.GROUP for operation in operations):
+            self._transactions.check_routed(revision)
         if not any(operation.changes for operation in operations):
             return [self._run(operation) for operation in operations]
         async with self._transactions.transaction():

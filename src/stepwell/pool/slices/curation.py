@@ -51,6 +51,7 @@ class ReadAudit(MergedOperation[list[AuditEntry], AuditPage]):
     limit: int
     trajectory_uid: str | None = None
     changes = False
+    over_network = True
 
     def run(self, shard: "Shard") -> list[AuditEntry]:
         return shard.pool.curator.audit(self.limit, self.trajectory_uid)

@@ -21,7 +21,7 @@ class AddSteps(Operation[list[SubmitVerdict]]):
     steps: Columns
     channel: str | None = None
     group_size: int | None = None
-    route = ShardRoute.NAMED
+    route = ShardRoute.GROUP
     is_large = True
 
     @property
@@ -40,7 +40,7 @@ class AddGroups(Operation[list[SubmitVerdict]]):
 
     steps: Columns
     registrations: Sequence[Registration]
-    route = ShardRoute.NAMED
+    route = ShardRoute.GROUP
     is_large = True
 
     @property

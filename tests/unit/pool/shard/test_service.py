@@ -24,6 +24,8 @@ from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import Curate
+from stepwell.pool.slices.policy import ChangeEngines
+from stepwell.pool.slices.scoring import TakeUnscored
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import Abort, ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack
@@ -114,7 +116,7 @@ async def test_a_waiting_fetch_gets_a_group_whose_lease_ends_meanwhile(clock: Cl
     waiting = asyncio.create_task(client.fetch_batch(1, timeout=30.0, lease=60.0))
     await asyncio.sleep(0)
     clock.now += 61.0
-    assert (await waiting).attempts.tolist() == [1]
+    assert (await waiting).attempts_G.tolist() == [1]
 
 
 async def test_a_fetch_that_times_out_says_what_is_missing(clock: Clock) -> None:
@@ -127,7 +129,7 @@ async def test_a_trajectory_whose_scoring_lease_ends_is_offered_again(clock: Clo
     service = make_service(clock, require_reward=True)
     await rollout(service, reward=None)
     seen = {UNSCORED: (await service.wait_news("worker", {UNSCORED: UNSEEN}, 0.0))[UNSCORED].revision}
-    assert await service.take_unscored(1, 10.0, "lease") is not None
+    assert await asked(service, TakeUnscored(1, 10.0, "lease")) is not None
     assert await service.wait_news("worker", seen, 0.0) == {}
     waiting = asyncio.create_task(service.wait_news("worker", seen, 30.0))
     await asyncio.sleep(0)
@@ -154,8 +156,8 @@ async def test_the_list_of_engines_is_in_the_order_of_joining_and_survives_a_res
     journal = open_journal(tmp_path / "pool.sqlite")
     service = make_service(clock, journal)
     assert (await service.serving()).engines is None, "no one has named an engine"
-    await service.change_engines(("http://a", "http://b"), ())
-    await service.change_engines(("http://c", "http://b"), ("http://a",))
+    await asked(service, ChangeEngines(("http://a", "http://b")))
+    await asked(service, ChangeEngines(("http://c", "http://b"), ("http://a",)))
     assert (await service.serving()).engines == ("http://b", "http://c")
     await service.set_policy_version(4)
     before = await service.serving()
