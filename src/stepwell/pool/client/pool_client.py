@@ -39,20 +39,17 @@ from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.api.watching import Changes, Cursor
-from stepwell.pool.client.asking import AskingClient
+from stepwell.pool.client.asking import AskingClient, ask_any, rows_of, submit_to_owners
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_and_ack, fetch_oldest, take_ready
 from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.forgetting import ForgettingClient
-from stepwell.pool.client.group_routing import ask_any, rows_of, submit_to_owners
 from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
-from stepwell.pool.client.previewing import preview_batch
 from stepwell.pool.client.scoring import ScoringTurns
-from stepwell.pool.client.serving import ServingWatch
+from stepwell.pool.client.serving import ServingWatch, VersionDelivery
 from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet
-from stepwell.pool.client.version_delivery import VersionDelivery
-from stepwell.pool.client.watching import WATCH_TIMEOUT, read_changes, read_steps, require_usable
+from stepwell.pool.client.watching import WATCH_TIMEOUT, preview_batch, read_changes, read_steps, require_usable
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.slices.calls import BeginCall, EndCall, MarkUnseen
 from stepwell.pool.slices.curation import Curate, ReadAudit
