@@ -6,6 +6,7 @@ It is the real client and the real shards. Nothing of it outlives the process.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorMissing
 from stepwell.pool.client.pool_client import PoolClient
@@ -28,5 +29,11 @@ class InProcessTransport:
 
 def start_in_process(plan: PoolPlan) -> PoolClient:
     """A new pool of this plan. It is used in one event loop."""
-    services = {name: ShardService(plan, name) for name in plan.shard_names()}
-    return PoolClient(plan.name, transport=InProcessTransport(services))
+    transport = InProcessTransport({})
+
+    async def ask_decision(shard: str, decision_uid: str) -> Settlement:
+        return await transport.services[shard].nack(decision_uid)
+
+    for name in plan.shard_names():
+        transport.services[name] = ShardService(plan, name, ask_decision=ask_decision)
+    return PoolClient(plan.name, transport=transport)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.transport import ActorTransport
-from stepwell.pool.client.link_ends import Streams
+from stepwell.pool.client.link import Streams
 from stepwell.pool.client.link_messages import NO_CALL, LinkState, frame
 from stepwell.pool.client.network_link import (
     CONNECT_TIMEOUT,
