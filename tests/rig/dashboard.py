@@ -35,9 +35,9 @@ from stepwell.pool.api.series import ChannelSeries, TimeSeries
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
 from stepwell.pool.client import PoolClient
+from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.pool.slices.curation import AuditEntry, AuditPage, Curation, CurationAction, CurationOutcome
 from stepwell.steps.columns import Columns
-from tests.rig.local_pool import LocalTransport
 from tests.rig.made_up_rollouts import SHARD, VERSIONS, RigTokenizer, columns_of, number_of, summary_of
 from tests.rig.waiting import until
 
@@ -53,7 +53,7 @@ class MadeUpPool(PoolClient):
     curation."""
 
     def __init__(self, trajectories: int = 200) -> None:
-        super().__init__("data_pool", transport=LocalTransport({}))
+        super().__init__("data_pool", transport=InProcessTransport({}))
         self.away = False
         self.calls: Counter[str] = Counter()
         """How often it was asked what."""

@@ -121,12 +121,12 @@ class StateFolder:
 
     def keep_ray_folder(self, new: Path) -> None:
         """Note where Ray's files are, and remove those of the run before."""
-        from stepwell.pool.client.ray_folder import PREFIX
+        from stepwell.pool.client.ray_cluster import RAY_FOLDER
 
         if self.ray.is_symlink():
             before = self.ray.readlink()
             with suppress(OSError):
-                if before.name.startswith(PREFIX) and why_folder_is_not_ours(before) is None:
+                if before.name.startswith(RAY_FOLDER) and why_folder_is_not_ours(before) is None:
                     shutil.rmtree(before, ignore_errors=True)
             self.ray.unlink()
         self.ray.symlink_to(new)

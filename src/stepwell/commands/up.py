@@ -40,8 +40,7 @@ from stepwell.commands.rewards import run_rewards
 from stepwell.commands.sections import Section
 from stepwell.commands.state_folder import RunRecord, StateFolder, send, started, this_folder
 from stepwell.errors import BadRequest, NotReady
-from stepwell.pool.client.ray_cluster import join_ray, local_ray
-from stepwell.pool.client.ray_folder import make_ray_folder
+from stepwell.pool.client.ray_cluster import join_ray, local_ray, make_ray_folder
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any] | signal.Handlers
 

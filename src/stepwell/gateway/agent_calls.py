@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from stepwell.access.caller import Caller
 from stepwell.common.bounded_http import WHEN_GONE
 from stepwell.engines.engine import DEFAULT_MODEL
+from stepwell.engines.fleet import EngineDirectory
 from stepwell.engines.replies import RefusedReply
 from stepwell.errors import EngineUnavailable, Overloaded
 from stepwell.gateway.call_in_flight import CallInFlight, RequestedCall, send_error
@@ -40,7 +41,6 @@ from stepwell.gateway.unrecorded_calls import (
     as_uncaptured,
     as_unrecorded,
 )
-from stepwell.pool.api.ports import EngineDirectory
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.serving_state import ChannelPolicy
 from stepwell.pool.api.sessions import session_id_of

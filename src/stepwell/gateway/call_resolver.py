@@ -31,9 +31,9 @@ from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.session_ids import UNRECORDED_PREFIXES, SessionIds, check_uids, session_id_by_name
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, Unrecorded
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import SESSION_MARK, SessionCall, SessionPlace, session_id_of, session_prompt_uid
+from stepwell.pool.client import PoolClient
 from stepwell.wire.gateway_api import UID_PATTERN
 from stepwell.wire.openai import Upstream
 
@@ -121,7 +121,7 @@ class CallsInFlight:
 class CallResolver:
     def __init__(
         self,
-        pool: StepSink,
+        pool: PoolClient,
         ids: SessionIds | None = None,
         *,
         answers_unchecked: bool = True,

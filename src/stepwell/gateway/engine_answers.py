@@ -34,8 +34,8 @@ from stepwell.gateway.http.response_writer import KeepAlives
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, PromptOrigin, StepBuilder
 from stepwell.gateway.stored_conversations import StoredConversations, store_turn
 from stepwell.gateway.unrecorded_calls import add_origins, require_consistent
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import CONTINUED, ENDED_BY, Registration, TrajectoryRef
+from stepwell.pool.client import PoolClient
 from stepwell.steps.sampling import LeftOutLog
 from stepwell.steps.step import Step
 from stepwell.steps.step_filter import NOT_CONTINUED
@@ -49,7 +49,7 @@ CLOSE_TIMEOUT = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class EngineAnswers:
-    pool: StepSink
+    pool: PoolClient
     engines: EngineFleet
     resolver: CallResolver
     steps: StepBuilder

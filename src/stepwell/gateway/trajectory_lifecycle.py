@@ -13,9 +13,9 @@ from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.session_ids import LONGEST_ID, RESERVED_PREFIXES, UNRECORDED_PREFIXES, check_uids
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, RewardGiven, TrajectoryRef
 from stepwell.pool.api.sessions import CLIENT, SessionCall, session_prompt_uid
+from stepwell.pool.client import PoolClient
 from stepwell.wire import gateway_api
 
 log = logging.getLogger("stepwell.gateway")
@@ -54,7 +54,7 @@ def _of_session_key(wanted: gateway_api.InitTrajectory, key: SessionKey) -> gate
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryLifecycle:
-    pool: StepSink
+    pool: PoolClient
     outbox: Outbox
     resolver: CallResolver
     keys: AccessKeys

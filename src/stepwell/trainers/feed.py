@@ -28,13 +28,14 @@ from numpy.typing import NDArray
 from stepwell.common.atomic_files import replacing_file
 from stepwell.errors import BadRequest, FetchTimeout, LeaseExpired, PoolUnavailable, StepwellError
 from stepwell.pool.api.leasing import HasLeases
+from stepwell.pool.client import DataPool
 from stepwell.steps.columns import Columns, stack
 from stepwell.steps.layout import IndexArray, firsts_of
 from stepwell.steps.left_out import LeftOutSteps, WholeGroups, join_left_out, whole_groups
 from stepwell.steps.rows import MergedRows, merge_rows
 from stepwell.steps.running_statistics import NO_PAST, RunningStatistics, statistics_of
 from stepwell.trainers.learnable import LearningMonitor
-from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import FeedSettings
 
@@ -101,7 +102,7 @@ class TrainedLedger:
         self._leases += leases
         self._trained.update(OrderedDict.fromkeys(trained))
 
-    def acknowledge(self, pool: TrainingPool) -> None:
+    def acknowledge(self, pool: DataPool) -> None:
         """Acknowledge the open leases. Those of a pool that is away stay open: the next call tries them again."""
         if not self._leases:
             return
@@ -123,7 +124,7 @@ class Feed:
     `unit` is what a batch is called if too many in a row teach nothing.
     """
 
-    def __init__(self, pool: TrainingPool, settings: FeedSettings, unit: str = "batches") -> None:
+    def __init__(self, pool: DataPool, settings: FeedSettings, unit: str = "batches") -> None:
         self.monitor = LearningMonitor(settings.max_unlearnable, unit)
         """To be asked after each batch: NothingLearned ends a training that learns nothing."""
         self.leased: deque[TrainingBatch] = deque()

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepwell.common.optional import require
+from stepwell.pool.client import DataPool
 from stepwell.steps.rows import NO_VERSION
 from stepwell.steps.step import FloatArray
 from stepwell.trainers.feed import Feed
-from stepwell.trainers.ports import TrainingPool
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import FeedSettings, RowSettings, choose_old_logprobs
 
@@ -30,7 +30,7 @@ AT_TEMPERATURE_1 = RowSettings(temperature=1.0)
 
 
 def pool_loader(
-    pool: TrainingPool,
+    pool: DataPool,
     count: int,
     *,
     batches: int | None = None,

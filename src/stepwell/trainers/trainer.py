@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from stepwell.pool.client import DataPool
 from stepwell.trainers.checkpoint import (
     Checkpoint,
     TensorState,
@@ -24,7 +25,6 @@ from stepwell.trainers.checkpoint import (
 from stepwell.trainers.feed import Feed
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.old_logprobs import OldPolicies
-from stepwell.trainers.ports import TrainingPool
 from stepwell.trainers.reporting import Report, Stopwatch, UpdateMetrics, guarded, measure
 from stepwell.trainers.settings import Settings, choose_old_logprobs
 
@@ -63,7 +63,7 @@ class AsyncTrainer:
 
     def __init__(
         self,
-        pool: TrainingPool,
+        pool: DataPool,
         model: "torch.nn.Module",
         *,
         settings: Settings | None = None,

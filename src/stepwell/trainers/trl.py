@@ -27,7 +27,7 @@ StepwellCallback and last_checkpoint are in trl_callback.py.
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Full, Queue
 from threading import Event
@@ -36,11 +36,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from stepwell.errors import BadRequest, FetchTimeout
+from stepwell.pool.client import DataPool
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.baselines import BaselineKind
 from stepwell.steps.credit import CreditKind
 from stepwell.trainers.feed import Feed
-from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import FeedSettings, OldLogprobs, choose_old_logprobs
 from stepwell.trainers.trl_progress import DeliveredGroup, TrlProgress
@@ -58,11 +59,6 @@ SAID_EVERY = 60.0
 """Seconds without a group after which the log says what is missing, and between two such lines."""
 Rate: TypeAlias = tuple[float, float]
 """A sum and a count, whose quotient TRL logs."""
-
-
-class TrlPool(TrainingPool, Protocol):
-    def fetch_ready(self, most: int, *, lease: float, channel: str) -> Sequence[TrainingBatch]:
-        """At most so many groups that are ready now, each as a batch of its own."""
 
 
 def samples_of(rows: TrainedRows, group: int, versions: PolicyVersions) -> list[RolloutSample]:
@@ -100,7 +96,7 @@ class StepwellRolloutWorker:
 
     def __init__(
         self,
-        pool: TrlPool,
+        pool: DataPool,
         *,
         channel: str = "train",
         samples_ahead: int = 128,
@@ -270,7 +266,7 @@ class StepwellWeightTransfer:
     near 0 if they also compute with them.
     """
 
-    def __init__(self, sync: StateSync, pool: TrainingPool) -> None:
+    def __init__(self, sync: StateSync, pool: DataPool) -> None:
         self._sync = sync
         self._pool = pool
 

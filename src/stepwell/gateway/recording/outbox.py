@@ -31,8 +31,8 @@ from stepwell.gateway.recording.step_book import (
 )
 from stepwell.gateway.recording.step_marks import StepMarks
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SubmitVerdict
+from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
@@ -64,7 +64,7 @@ UNSENDABLE = "unsendable"
 class Outbox:
     def __init__(
         self,
-        pool: StepSink,
+        pool: PoolClient,
         on_refused: Callable[[str], None],
         *,
         calls: CallBook | None = None,

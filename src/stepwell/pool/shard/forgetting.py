@@ -141,7 +141,6 @@ class Forgetting:
             )
 
     async def _finished(self, tombstone: Tombstone) -> ShardReceipt:
-        await self._transactions.notify()
         self.resume()
         while not tombstone.is_done and self._working is not None:
             await asyncio.shield(self._working)

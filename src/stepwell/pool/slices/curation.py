@@ -163,7 +163,6 @@ def _read_entry(fields: Mapping[str, Any]) -> AuditEntry:
 class Curate(Operation[CurationOutcome]):
     curation: Curation
     route = ShardRoute.GROUP
-    wakes = True
 
     @property
     def routed_by(self) -> str:
@@ -189,6 +188,7 @@ class ReadAudit(MergedOperation[list[AuditEntry], AuditPage]):
     limit: int
     trajectory_uid: str | None = None
     changes = False
+    over_network = True
 
     def run(self, shard: "Shard") -> list[AuditEntry]:
         return Curator(shard.pool.state).audit(self.limit, self.trajectory_uid)

@@ -19,13 +19,14 @@ from secrets import token_hex
 from typing import Any
 
 from stepwell.errors import BadRequest, SyncFailed
+from stepwell.pool.client import DataPool
 from stepwell.trainers.feed import Feed, FeedState, read_state, write_state
 from stepwell.trainers.reporting import Stopwatch
 from stepwell.trainers.rows import FilledIn, TrainedRows
 from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
 from stepwell.trainers.tinker.datums import datum_rows, imported_tinker, logprob_gap, to_datums, with_logprobs
-from stepwell.trainers.tinker.service_ports import StoredWeights, TenantPool, TrainingClient, TrainingService
+from stepwell.trainers.tinker.service_ports import StoredWeights, TrainingClient, TrainingService
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 
 log = logging.getLogger("stepwell.trainers")
@@ -75,7 +76,7 @@ class TinkerTrainer:
 
     def __init__(
         self,
-        pool: TenantPool,
+        pool: DataPool,
         service: TrainingService,
         sync: AdapterSync,
         folder: Path,

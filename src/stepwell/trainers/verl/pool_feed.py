@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from stepwell.pool.client import DataPool
 from stepwell.trainers.feed import Feed, FeedState, read_state, write_state
-from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.verl.mode_settings import PoolModeSettings
@@ -46,7 +47,7 @@ class TakenBatch:
 
 
 class PoolFeed(Feed):
-    def __init__(self, pool: TrainingPool, settings: PoolModeSettings) -> None:
+    def __init__(self, pool: DataPool, settings: PoolModeSettings) -> None:
         chosen = choose_old_logprobs(
             settings, ("current", "recorded"), "verl computes log-probabilities by the weights that it has now"
         )
