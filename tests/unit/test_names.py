@@ -24,7 +24,6 @@ SHARED_MODULES: Mapping[str, str] = {
     "openai": "OpenAI's API, and servers that have only that",
     "policy": "the versions of the policy, and decisions about them",
     "pool": "the DataPool",
-    "ports": "Protocols that another room implements",
     "preview": "what would be trained next",
     "processes": "child processes",
     "progress": "how progress is shown",

@@ -32,7 +32,7 @@ class LeavingPool(TrainingPool):
 
 def test_the_next_save_acknowledges_what_the_last_one_could_not(tmp_path: Path) -> None:
     pool = LeavingPool()
-    trainer = AsyncTrainer(pool, Recurrent(), settings=Settings(groups=1, lease=60.0), checkpoints=tmp_path)  # type: ignore[arg-type]
+    trainer = AsyncTrainer(pool, Recurrent(), settings=Settings(groups=1, lease=60.0), checkpoints=tmp_path)
     trainer.step()
     trainer.step()
     assert trainer.update == 2
@@ -46,8 +46,8 @@ def test_the_next_save_acknowledges_what_the_last_one_could_not(tmp_path: Path) 
 def test_a_resumed_run_acknowledges_what_the_last_one_could_not(tmp_path: Path) -> None:
     pool = LeavingPool()
     settings = Settings(groups=1, lease=60.0)
-    AsyncTrainer(pool, Recurrent(), settings=settings, checkpoints=tmp_path).step()  # type: ignore[arg-type]
+    AsyncTrainer(pool, Recurrent(), settings=settings, checkpoints=tmp_path).step()
     pool.come_back()
-    AsyncTrainer(pool, Recurrent(), settings=settings, checkpoints=tmp_path).start()  # type: ignore[arg-type]
+    AsyncTrainer(pool, Recurrent(), settings=settings, checkpoints=tmp_path).start()
     assert pool.stats().leases == 0
     assert pool.stats().channels["train"].shipped.steps == 2

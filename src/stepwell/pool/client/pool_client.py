@@ -45,8 +45,8 @@ from stepwell.pool.client.fetching import fetch_and_ack, fetch_oldest, take_read
 from stepwell.pool.client.flush_follower import FlushFollower
 from stepwell.pool.client.forgetting import ForgettingClient
 from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
+from stepwell.pool.client.policy import ServingWatch, VersionDelivery
 from stepwell.pool.client.scoring import ScoringTurns
-from stepwell.pool.client.serving import ServingWatch, VersionDelivery
 from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet
 from stepwell.pool.client.watching import WATCH_TIMEOUT, preview_batch, read_changes, read_steps, require_usable
 from stepwell.pool.shard.ray_transport import RayTransport

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,12 +119,12 @@ async def test_a_shard_with_a_journal_says_how_many_and_keeps_canary_and_decisio
     await asked(service, Decide(decision("rollback", version=2)))
     await asked(service, Decide(decision("canary", at=2.0), CANARY, 3))
     await add(service, "a")
-    read = await asked(service, ReadVersionRewards("train", {}))
+    read: Any = await asked(service, ReadVersionRewards("train", {}))
     await add(service, "b")
     kill(opened.pop())
     service = start()
     await add(service, "c")
-    again = await asked(service, ReadVersionRewards("train", {"data_pool": read.cursor}))
+    again: Any = await asked(service, ReadVersionRewards("train", {"data_pool": read.cursor}))
     assert ([found.trajectory_uid for found in again.rewards], again.missed) == (["c"], 1)
     serving = await service.serving()
     assert (serving.policy_version, serving.canary, serving.withdrawn) == (3, CANARY, (2,))
