@@ -224,10 +224,10 @@ async def test_a_session_of_a_forgotten_person_is_recorded_nowhere_whoever_calls
 
 def test_every_gateway_with_the_same_control_key_knows_the_sessions_of_forgotten_people() -> None:
     first, same, other = (SessionIds(AccessKeys([key]).secrets(SESSION_IDS)) for key in (CONTROL, CONTROL, 2 * CONTROL))
-    made = [first.new_forgotten() for _ in range(100)]
-    assert all(map(same.is_forgotten, made))
-    assert not any(map(other.is_forgotten, made))
-    assert not any(first.is_forgotten(first.new()) for _ in range(100))
+    made = [first.new_unrecorded() for _ in range(100)]
+    assert all(map(same.is_unrecorded, made))
+    assert not any(map(other.is_unrecorded, made))
+    assert not any(first.is_unrecorded(first.new()) for _ in range(100))
     assert {len(found) for found in made} == {len(first.new())}
 
 

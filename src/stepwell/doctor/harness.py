@@ -31,7 +31,6 @@ from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.http.request_body import Message, Receive, Send
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.calls import CallBegun, HeldCalls
-from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import (
     TRAIN,
@@ -141,11 +140,8 @@ class RecordingPool:
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return EndResult.ABORTED
 
-    async def forget(self, subject: str) -> list[ShardReceipt]:
-        raise PoolUnavailable("a trial keeps nothing that could be forgotten")
-
-    async def forget_overdue(self, seconds: float) -> list[ShardReceipt]:
-        raise PoolUnavailable("a trial keeps nothing that could be forgotten")
+    async def forget(self, subject: str | None, older_than: float = 0.0) -> dict[str, Any]:
+        raise PoolUnavailable("a trial keeps nothing that could be removed")
 
     async def pacing(self, channel: str) -> Pacing:
         return Pacing(batch=0, batches_ahead=1, in_flight=0, queued=0)

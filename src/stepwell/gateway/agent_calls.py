@@ -158,7 +158,7 @@ class AgentCalls:
                     call = await self.channels.route(call, placed.channel, self._trained_model)
                 if placed.unrecorded is not None:
                     self.metrics.calls_unrecorded[placed.unrecorded].inc()
-                    if placed.unrecorded is not Unrecorded.FORGOTTEN:
+                    if placed.unrecorded is not Unrecorded.DELETED:
                         writer.headers.append((UNRECORDED_HEADER, placed.unrecorded.encode()))
                 if call.removed:
                     self.removed.note(call.removed)

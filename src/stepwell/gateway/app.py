@@ -129,7 +129,7 @@ def create_app(
     book = CallBook(pool)
     outbox = Outbox(
         pool,
-        on_refused=known.forget,
+        on_refused=known.drop,
         calls=book,
         confirmer=confirmer,
         spool=spool,
@@ -170,12 +170,12 @@ def create_app(
         book=book,
     )
 
-    def forget_turns(trajectory_uid: str) -> None:
-        calls.stored.forget(trajectory_uid)
+    def drop_turns(trajectory_uid: str) -> None:
+        calls.stored.drop(trajectory_uid)
         if bridges is not None:
-            bridges.turns.forget(trajectory_uid)
+            bridges.turns.drop(trajectory_uid)
 
-    known.on_forget = forget_turns
+    known.on_drop = drop_turns
     register_readings(metrics, calls, engines, outbox, spool)
     register_pool_readings(metrics, known, link)
     lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement, calls.quotas, metrics)

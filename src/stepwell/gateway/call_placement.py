@@ -13,7 +13,7 @@ from hashlib import blake2b
 from secrets import token_hex
 
 from stepwell.access.caller import ANYONE, Caller, SessionKey
-from stepwell.errors import BadRequest, Forgotten
+from stepwell.errors import BadRequest
 from stepwell.gateway.conversations import Conversations, KeyedConversation
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.deduplication import CallHeaders
@@ -63,16 +63,17 @@ class CallPlace:
 
     @property
     def shown(self) -> TrajectoryRef | None:
-        """The trajectory that the answer names; None if the call is not recorded. The session of a forgotten person
-        looks like any other."""
-        if self.unrecorded is Unrecorded.FORGOTTEN:
+        """The trajectory that the answer names; None if the call is not recorded. The session of a person whose
+        data was deleted looks like any other."""
+        if self.unrecorded is Unrecorded.DELETED:
             return TrajectoryRef(self.sticky, session_prompt_uid(self.sticky))
         return self.ref if self.unrecorded is None else None
 
 
 class SessionIds:
-    """Makes the ids of sessions. One that is opened for a forgotten person has an HMAC in its id: each gateway with the
-    same control keys sees that its calls are not to be recorded, and nobody else can tell it from other ids."""
+    """Makes the ids of sessions. One that is opened for a person whose data was deleted has an HMAC in its id: each
+    gateway with the same control keys sees that its calls are not to be recorded, and nobody else can tell it from
+    other ids."""
 
     def __init__(self, secrets: Sequence[bytes] = (b"",)) -> None:
         """The first secret makes ids; all are accepted."""
@@ -81,11 +82,11 @@ class SessionIds:
     def new(self) -> str:
         return token_hex(2 * HALF_AN_ID)
 
-    def new_forgotten(self) -> str:
+    def new_unrecorded(self) -> str:
         nonce = token_hex(HALF_AN_ID)
         return nonce + _seal(self._secrets[0], nonce)
 
-    def is_forgotten(self, session_id: str) -> bool:
+    def is_unrecorded(self, session_id: str) -> bool:
         nonce, seal = session_id[: 2 * HALF_AN_ID], session_id[2 * HALF_AN_ID :]
         if len(seal) != 2 * HALF_AN_ID or not session_id.isascii():
             return False
@@ -170,15 +171,11 @@ class CallPlacement:
     ) -> CallPlace:
         if not headers.is_captured:
             return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.HEADER)
-        forgotten = CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.FORGOTTEN)
-        if self.ids.is_forgotten(session_id):
-            return forgotten
-        try:
-            placed = await self._sessions.place(session_call(session_id, user, channel))
-        except Forgotten:
-            return forgotten
-        if placed is None:
-            return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.POOL)
+        if self.ids.is_unrecorded(session_id):
+            return CallPlace(NO_TRAJECTORY, TRAIN, session_id, Unrecorded.DELETED)
+        placed = await self._sessions.place(session_call(session_id, user, channel))
+        if isinstance(placed, Unrecorded):
+            return CallPlace(NO_TRAJECTORY, TRAIN, session_id, placed)
         return CallPlace(placed.ref, placed.channel, session_id, conversation=conversation)
 
 

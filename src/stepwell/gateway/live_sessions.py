@@ -14,8 +14,9 @@ from uuid import uuid4
 
 from stepwell.access.caller import Caller
 from stepwell.common.async_calls import ignore_failure
-from stepwell.errors import PoolFull, PoolUnavailable, StepwellError
+from stepwell.errors import Forgotten, PoolFull, PoolUnavailable, StepwellError
 from stepwell.gateway.trajectories import ASK_PAUSE, ASK_TIMEOUT, MAX_KNOWN, UNCHECKED, KnownTrajectories
+from stepwell.gateway.unrecorded_calls import Unrecorded
 from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_id_of, session_prompt_uid
@@ -55,9 +56,9 @@ class LiveSessions:
         """By session: the trajectory that it was in when the pool was last asked."""
         self._asking: set[asyncio.Task[SessionPlace | None]] = set()
 
-    async def place(self, call: SessionCall) -> PlacedCall | None:
-        """None if the call is to be answered all the same, unrecorded, because the pool cannot take a new trajectory
-        now. Forgotten if the data of its user was deleted."""
+    async def place(self, call: SessionCall) -> PlacedCall | Unrecorded:
+        """Or why the call is to be answered all the same, unrecorded: the pool cannot take a new trajectory now, or the
+        data of its user was deleted."""
         uid = self._current.get(call.session_id, "")
         ref = TrajectoryRef(uid, call.prompt_uid)
         if uid and (channel := self._known.cached_channel(ref)) is not None:
@@ -68,14 +69,19 @@ class LiveSessions:
             if not self._answers_unchecked:
                 raise
             self._known.unchecked += 1
-            return PlacedCall(ref, UNCHECKED) if uid else None
+            return PlacedCall(ref, UNCHECKED) if uid else Unrecorded.POOL
         except PoolFull:
-            return None
+            return Unrecorded.POOL
+        except Forgotten:
+            return Unrecorded.DELETED
         return self._note(call.session_id, place)
 
-    async def open(self, call: SessionCall) -> PlacedCall:
-        """As `place`, but a failure of the pool is raised."""
-        place = await self._pool.place_session(call)
+    async def open(self, call: SessionCall) -> PlacedCall | None:
+        """None if the data of its user was deleted. A failure of the pool is raised."""
+        try:
+            place = await self._pool.place_session(call)
+        except Forgotten:
+            return None
         assert place is not None
         return self._note(call.session_id, place)
 

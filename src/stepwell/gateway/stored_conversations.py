@@ -64,7 +64,7 @@ class StoredConversations:
                 self._keep(step)
         return [_without_turn(step) if is_masked else step for step, is_masked in zip(redacted, masked, strict=False)]
 
-    def forget(self, trajectory_uid: str) -> None:
+    def drop(self, trajectory_uid: str) -> None:
         for key in [key for key in self._kept if key[0] == trajectory_uid]:
             self._kept_bytes -= len(self._kept.pop(key))
 

@@ -26,7 +26,7 @@ ASK_PAUSE = 10.0
 
 
 class CallsInFlight:
-    """Of one trajectory; entered by each call. Forgets itself when the last one ends."""
+    """Of one trajectory; entered by each call. Removes itself when the last one ends."""
 
     __slots__ = ("_all", "_count", "ended", "ref")
 
@@ -60,8 +60,8 @@ class KnownTrajectories:
         """`answers_unchecked`: while the pool cannot be asked for a trajectory, its calls are answered all the same."""
         self.unchecked = 0
         """Calls that were answered although the pool could not be asked."""
-        self.on_forget: Callable[[str], None] = lambda _: None
-        """Called with each trajectory that is forgotten."""
+        self.on_drop: Callable[[str], None] = lambda _: None
+        """Called with each trajectory that is dropped here."""
         self._pool = pool
         self._answers_unchecked = answers_unchecked
         self._ask_timeout = ask_timeout
@@ -79,14 +79,14 @@ class KnownTrajectories:
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def forget(self, trajectory_uid: str) -> None:
+    def drop(self, trajectory_uid: str) -> None:
         self._known.pop(trajectory_uid, None)
-        self.on_forget(trajectory_uid)
+        self.on_drop(trajectory_uid)
 
-    def forget_all(self) -> None:
-        """The pool is asked again for each: it may have been told to forget some of them."""
+    def drop_all(self) -> None:
+        """The pool is asked again for each: some of them may have been removed from it."""
         for trajectory_uid in list(self._known):
-            self.forget(trajectory_uid)
+            self.drop(trajectory_uid)
 
     def call_of(self, ref: TrajectoryRef) -> CallsInFlight:
         """To be entered while a call of the trajectory is in flight."""

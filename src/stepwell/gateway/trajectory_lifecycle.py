@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller, SessionKey
-from stepwell.errors import BadRequest, Forgotten, NotPermitted, TooLarge
+from stepwell.errors import BadRequest, NotPermitted, TooLarge
 from stepwell.gateway.call_placement import (
     LONGEST_ID,
     RESERVED_PREFIXES,
@@ -103,7 +103,7 @@ class TrajectoryLifecycle:
         await self.pool.register_trajectory(
             Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, metadata=wanted.metadata, opens=False)
         )
-        self.known.forget(ref.trajectory_uid)  # its channel may be another one
+        self.known.drop(ref.trajectory_uid)  # its channel may be another one
 
     async def _regroup(self, ref: TrajectoryRef, caller: Caller) -> bool:
         """Whether the trajectory was opened without a prompt_uid, and has now joined the group that the URL names."""
@@ -159,8 +159,8 @@ class TrajectoryLifecycle:
         return ref
 
     async def _open_session(self, wanted: gateway_api.InitTrajectory, caller: Caller) -> TrajectoryRef:
-        """If the session is open already, it is the same one. That of a forgotten person looks like any other, unless
-        the caller, who cannot have a session key, chooses its id."""
+        """If the session is open already, it is the same one. That of a person whose data was deleted looks like any
+        other, unless the caller, who cannot have a session key, chooses its id."""
         if wanted.prompt_uid or wanted.group_size:
             raise BadRequest("a session is a group of its own; leave prompt_uid and group_size out")
         ids = self.placement.ids
@@ -174,15 +174,15 @@ class TrajectoryLifecycle:
         if not self.placement.is_sampled(session_id):
             return TrajectoryRef(session_id, UNSAMPLED + session_id)
         call = session_call(session_id, wanted.user)
-        try:
-            placed = await self.sessions.open(replace(call, channel=wanted.channel, metadata=wanted.all_metadata))
+        placed = await self.sessions.open(replace(call, channel=wanted.channel, metadata=wanted.all_metadata))
+        if placed is not None:
             caller.require_channel(placed.channel)
-        except Forgotten:
-            if wanted.trajectory_uid:
-                return TrajectoryRef(session_id, UNRECORDED + session_id)
-            session_id = ids.new_forgotten()
+        elif wanted.trajectory_uid:
+            return TrajectoryRef(session_id, UNRECORDED + session_id)
+        else:
+            session_id = ids.new_unrecorded()
             while not self.placement.is_sampled(session_id):  # another one would tell itself by that
-                session_id = ids.new_forgotten()
+                session_id = ids.new_unrecorded()
         return TrajectoryRef(session_id, session_prompt_uid(session_id))
 
     async def complete(
@@ -198,7 +198,7 @@ class TrajectoryLifecycle:
                 Registration(ref.trajectory_uid, ref.prompt_uid, wanted.channel, opens=False)
             )
         ending = await self.pool.complete_trajectory(ref.trajectory_uid, ref.prompt_uid, wanted.reward, wanted.failure)
-        self.known.forget(ref.trajectory_uid)
+        self.known.drop(ref.trajectory_uid)
         self.metrics.rollout_ended(wanted.exception)
         return gateway_api.TrajectoryEnded(status=ending)
 
@@ -206,10 +206,10 @@ class TrajectoryLifecycle:
         """The trajectory is completed at another gateway, or by the pool because its session is idle, which waits for
         what is held here. Further calls ask the pool again."""
         if trajectory_uid == SCRUB_SPOOL:
-            self.known.forget_all()
+            self.known.drop_all()
             await self.outbox.scrub()
             return
-        self.known.forget(trajectory_uid)
+        self.known.drop(trajectory_uid)
         await self.known.calls_end(trajectory_uid, LEAVING_SECONDS)
         await self.outbox.settle(trajectory_uid)
         if called := self.known.sessions_in_flight(trajectory_uid):
@@ -221,7 +221,7 @@ class TrajectoryLifecycle:
         ref = await self.last(ref, caller)
         await self.outbox.settle(ref.trajectory_uid)
         ending = await self.pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
-        self.known.forget(ref.trajectory_uid)
+        self.known.drop(ref.trajectory_uid)
         self.metrics.rollout_ended(wanted.exception)
         log.info("trajectory %s was aborted: %s", ref.trajectory_uid, wanted.reason or "no reason given")
         return gateway_api.TrajectoryEnded(status=ending)

@@ -40,7 +40,7 @@ class Unrecorded(StrEnum):
     """Its session is not in the share of sessions that are recorded."""
     POOL = "pool"
     """The pool cannot take a new trajectory now: it is away, or full."""
-    FORGOTTEN = "forgotten"
+    DELETED = "forgotten"
     """The data of its subject was deleted on request. Only the metrics tell it: an answer must not say who that is."""
 
 

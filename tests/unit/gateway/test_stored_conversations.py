@@ -106,7 +106,7 @@ async def test_a_turn_that_is_masked_is_continued_from_memory_and_not_stored(poo
     call = await conversations.complete(second, REF)
     assert [message["content"] for message in call.request["messages"]] == ["my secret", "1", "two"]
     for other in (stored(pool), conversations):
-        conversations.forget(REF.trajectory_uid)
+        conversations.drop(REF.trajectory_uid)
         with pytest.raises(PreviousResponseNotFound):
             await other.complete(second, REF)
 

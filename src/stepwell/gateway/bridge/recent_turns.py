@@ -88,6 +88,6 @@ class RecentTurns:
             _, oldest = self._trajectories.popitem(last=False)
             self.nbytes -= oldest.nbytes
 
-    def forget(self, trajectory_uid: str) -> None:
+    def drop(self, trajectory_uid: str) -> None:
         if (found := self._trajectories.pop(trajectory_uid, None)) is not None:
             self.nbytes -= found.nbytes

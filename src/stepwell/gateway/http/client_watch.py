@@ -23,8 +23,8 @@ def watch_client(client: Client, on_gone: Callable[[], object]) -> Callable[[], 
     when_gone = (client.scope.get("extensions") or {}).get(WHEN_GONE)
     if when_gone is None:
         return asyncio.create_task(_wait(client.receive, on_gone)).cancel
-    forget: Callable[[], object] = when_gone(on_gone)
-    return forget
+    stop_watching: Callable[[], object] = when_gone(on_gone)
+    return stop_watching
 
 
 async def _wait(receive: Receive, on_gone: Callable[[], object]) -> None:

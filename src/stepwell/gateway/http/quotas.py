@@ -139,10 +139,10 @@ class CallQuotas:
         usage.tokens = max(0.0, usage.tokens - passed * self.quota.tokens_per_second)
         self._callers[caller] = usage  # the newest is last
         if len(self._callers) > IDLE_CALLERS:
-            self._forget_one()
+            self._drop_one()
         return usage
 
-    def _forget_one(self) -> None:
+    def _drop_one(self) -> None:
         """The oldest, unless it has a call in flight: then it is looked at again later."""
         caller, usage = next(iter(self._callers.items()))
         del self._callers[caller]

@@ -183,7 +183,7 @@ class Outbox:
             raise PoolUnavailable(f"{waiting} steps still wait for the pool after {timeout:g} s; try again") from None
 
     async def scrub(self) -> None:
-        """A subject was forgotten: send all that is held, and remove what is left of deleted steps from the spool's
+        """Data is removed for good: send all that is held, and remove what is left of deleted steps from the spool's
         file. PoolUnavailable if that cannot be done now."""
         await self.settle()
         if self._spool is not None:
@@ -349,7 +349,7 @@ class Outbox:
             self._postpone(lane, sender, refused_as_full)
         if self._spool is not None:
             self._spool.remove(answered)
-            if SubmitVerdict.FORGOTTEN in verdicts:
+            if SubmitVerdict.DELETED in verdicts:
                 self._spool.scrub()
             self._recall()
         self._log_dropped()
@@ -414,7 +414,7 @@ class Outbox:
     def _notify(self, step: Step, verdict: SubmitVerdict | None) -> None:
         """Wake those who wait for this step, for its trajectory, or for all steps."""
         if self._confirmer is not None:
-            self._confirmer.forget(step)
+            self._confirmer.discard(step)
         if self._calls is not None:
             if verdict in TAKEN:
                 self._calls.settled(step)

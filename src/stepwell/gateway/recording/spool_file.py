@@ -29,8 +29,8 @@ LOG_SIZE = 64 * 2**20
 MAX_FOUND = 256 * 2**20
 """Bytes that are read at the start, of what an earlier process left."""
 SCRUBBED_AT_START = 64 * 2**20
-"""Bytes of rows up to which the file is written again at the start, without what is left of deleted rows: somebody may
-have been forgotten while no gateway had the file open."""
+"""Bytes of rows up to which the file is written again at the start, without what is left of deleted rows: data
+may have been removed from the pool while no gateway had the file open."""
 LOCK_TIMEOUT = 1.0
 """Seconds to wait until an earlier process closes the file."""
 LOG_INTERVAL = 1.0

@@ -131,7 +131,7 @@ class StepBuilder:
             return await self.confirmer.confirm(steps)
         finally:
             for step in steps:
-                self.confirmer.forget(step)
+                self.confirmer.discard(step)
 
     async def record_cut_short(
         self,

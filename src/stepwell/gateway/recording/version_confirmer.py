@@ -50,7 +50,7 @@ class VersionConfirmer:
         self._after.update((uid, version_of[engine]) for uid, engine in unconfirmed.items())
         return [_confirmed(step, self._after.get(step.uid)) for step in steps]
 
-    def forget(self, step: Step) -> None:
+    def discard(self, step: Step) -> None:
         """The step was delivered or given up."""
         self._sampled_by.pop(step.uid, None)
         self._after.pop(step.uid, None)

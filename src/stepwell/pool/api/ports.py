@@ -4,11 +4,10 @@ Every call to the pool raises PoolUnavailable instead of waiting without end.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from stepwell.pool.api.calls import CallBegun, HeldCalls
 from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
-from stepwell.pool.api.forgetting import ShardReceipt
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups, ReadyGroups
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.policy import PolicyStatus
@@ -117,11 +116,8 @@ class StepSink(EngineDirectory, Protocol):
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult: ...
 
-    async def forget(self, subject: str) -> list[ShardReceipt]:
-        """Remove everything of a subject, for good. What each shard removed."""
-
-    async def forget_overdue(self, seconds: float) -> list[ShardReceipt]:
-        """Remove everything that is older than that. What each shard removed."""
+    async def forget(self, subject: str | None, older_than: float = 0.0) -> dict[str, Any]:
+        """Remove everything of a subject, or everything that is older than so many seconds, for good. The receipt."""
 
     async def pacing(self, channel: str) -> Pacing: ...
 

@@ -13,9 +13,13 @@ from stepwell.pool.api.producing import FlushNeeded
 from stepwell.pool.api.shard_layout import LayoutDiffers
 from stepwell.pool.client.group_routing import Rerouting, ask_owner, ask_owners
 from stepwell.pool.client.shards import ShardClient, ShardSet
-from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
+from stepwell.pool.shard.operation import LongOperation, MergedOperation, Operation, ShardRoute
 
+P = TypeVar("P")
 R = TypeVar("R")
+
+LONG_TIMEOUT = 3600.0
+"""Seconds that a long operation may take at a shard, such as reading a large archive as a whole."""
 
 
 class AskingClient(ShardClient):
@@ -60,6 +64,16 @@ class AskingClient(ShardClient):
             sender = BatchSender(send, patience=attrgetter("patience"))
             self._senders[shard, plan.revision] = sender
         return cast("R", await sender.submit(operation))
+
+    async def ask_long(self, operation: LongOperation[P], *, timeout: float = LONG_TIMEOUT) -> list[P]:
+        """The answers of all shards. PoolUnavailable if one does not answer; it goes on all the same."""
+        names, parts = await self.shards.names(), list[P]()
+        again: LongOperation[P] | None = operation
+        while again is not None:
+            asked = again
+            parts = await asyncio.gather(*(self.shards.at(name, timeout=timeout).run_long(asked) for name in names))
+            again = asked.again(parts)
+        return parts
 
     def hurry(self) -> None:
         """Operations that wait for others leave now."""

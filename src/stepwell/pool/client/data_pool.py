@@ -40,7 +40,6 @@ from stepwell.pool.api.transport import ActorFailed, ActorTransport
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_oldest
-from stepwell.pool.client.forgetting import ForgettingClient
 from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL
 from stepwell.pool.client.policy_versions import PolicyClient
 from stepwell.pool.client.producer_client import ProducerClient
@@ -75,7 +74,7 @@ DELIVERY_LEASE = 60.0
 """Seconds. The lease of a batch that is acknowledged on arrival."""
 
 
-class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient, ForgettingClient):
+class PoolClient(ScoringClient, ProducerClient, WatchClient, PolicyClient):
     """Reaches every shard of one DataPool, by Ray unless another transport is given. Implements the ports of the pool.
 
     `timeout` is the time in seconds that a call waits for a shard, `part_timeout` that of a question to all shards.

@@ -107,7 +107,7 @@ class Curator:
         """At once, or, while a trainer has it, when it returns. If it does not return, it was trained once."""
         note = f"by {curation.by}" + (f": {curation.why}" if curation.why else "")
         if trajectory.group.trained:
-            self._state.forget_history(trajectory, f"rejected {note}")
+            self._state.remove_from_history(trajectory, f"rejected {note}")
             return CurationOutcome.DONE, "trained, in the history", "out of the history"
         if trajectory.group.lease is None:
             before = "complete" if trajectory.completed else "open"

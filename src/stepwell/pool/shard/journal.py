@@ -204,7 +204,7 @@ class ShardJournal(StateJournal):
         self.save_group(group)
         self.retired.append(group)
 
-    def forget_retired(self) -> None:
+    def remove_retired(self) -> None:
         for group in self.retired:
             self.remove_group(group)
             group.dissolve()
@@ -217,7 +217,7 @@ class ShardJournal(StateJournal):
         """Committed files that are written, and may still have their temporary name."""
         return [row[0] for row in self.store.table("archived", "file") if row]
 
-    def forget_archived(self, file: str) -> None:
+    def remove_archived(self, file: str) -> None:
         self._execute("DELETE FROM archived WHERE file = ?", file)
 
     def add_late_reward(self, late: LateReward) -> None:
@@ -228,7 +228,7 @@ class ShardJournal(StateJournal):
         """Committed ones that are not archived yet, each with its row number."""
         return [(n, LateReward(**fields)) for n, fields in self._readable("late_rewards")]
 
-    def forget_late_rewards(self, last: int) -> None:
+    def remove_late_rewards(self, last: int) -> None:
         """All up to that row number."""
         self._execute("DELETE FROM late_rewards WHERE n <= ?", last)
 
@@ -249,16 +249,16 @@ class ShardJournal(StateJournal):
         """Committed rows that are not archived yet, each with its number."""
         return [(n, LineageRow(**fields)) for n, fields in self._readable("lineage")]
 
-    def forget_lineage(self, last: int) -> None:
+    def remove_lineage(self, last: int) -> None:
         """All up to that row number."""
         self._execute("DELETE FROM lineage WHERE n <= ?", last)
 
-    def forget_named(self, table: str, is_forgotten: Callable[[str, str, float], bool]) -> int:
+    def remove_named(self, table: str, is_wanted: Callable[[str, str, float], bool]) -> int:
         """Of late_rewards or audit: the committed rows about trajectories with these names, or of that time. Returns
         how many."""
         rows = self._readable(table)
         told = ((n, fields["trajectory_uid"], fields["prompt_uid"], fields["at"]) for n, fields in rows)
-        found = [(n,) for n, *about in told if is_forgotten(*about)]
+        found = [(n,) for n, *about in told if is_wanted(*about)]
         if found:
             self._other.append((f"DELETE FROM {table} WHERE n = ?", found))
         return len(found)
@@ -266,7 +266,7 @@ class ShardJournal(StateJournal):
     def save_tombstone(self, tombstone: Tombstone) -> None:
         self._execute(PUT_TOMBSTONE, tombstone.subject, seal(asdict(tombstone), tombstone.subject))
 
-    def add_forgotten_names(self, digests: Sequence[str]) -> None:
+    def add_refused_names(self, digests: Sequence[str]) -> None:
         self._other.append((PUT_TOMBSTONE, [(digest, None) for digest in digests]))
 
     def remove_closed(self, subject: str, trajectory_uids: Sequence[str]) -> None:

@@ -4,20 +4,21 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.news import flush_topic
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import TRAIN, FlushNeeded
 from stepwell.pool.api.shard_layout import GroupElsewhere
-from stepwell.pool.shard.operation import Operation
+from stepwell.pool.shard.operation import LongOperation, Operation
 from stepwell.pool.shard.session_watch import SessionWatch
 from stepwell.pool.shard.shard import Shard, ShardCalls
 from stepwell.pool.state.records import Trajectory
 
 log = logging.getLogger("stepwell.pool")
 
+P = TypeVar("P")
 
 OF_0_2 = (
     "this pool is of release 0.3, and the process that asks is of 0.2: bring it to the release of the pool; its steps "
@@ -74,11 +75,18 @@ class OperationCalls(ShardCalls):
             raise answer
         return answer
 
+    async def run_long(self, operation: LongOperation[P]) -> P:
+        """Run an operation to its end, which may be far away. It goes on if nobody waits for it."""
+        self._transactions.check_open()
+        return await operation.run(self.shard)
+
     async def flushed(self, gateway: str, trajectory_uids: Sequence[str]) -> None:
         """The gateway holds no step of these trajectories."""
         self._transactions.check_open()
         for trajectory in filter(None, map(self.pool.state.trajectories.get, trajectory_uids)):
             self.pool.state.set_gateways(trajectory, {*trajectory.gateways} - {gateway})
+        for follow in self.shard.on_flushed:
+            follow(gateway, trajectory_uids)
         self.shard.gateways.notify()
 
     async def leave(self, gateway: str) -> None:

@@ -77,7 +77,7 @@ class GiveReward(Operation[bool]):
         reward, pool = self.reward, shard.pool
         if reward.step_index is not None:
             shard.check_flushed(reward.trajectory_uid, reward.gateway)
-        if pool.ingest.is_forgotten(reward.trajectory_uid, reward.prompt_uid):
+        if pool.state.tombstones.has_name(reward.trajectory_uid, reward.prompt_uid):
             return False
         kept = pool.ingest.reward(reward)
         return kept or (not pool.curator.holds_reward_of(reward.trajectory_uid) and shard.keep_late(reward))

@@ -8,12 +8,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.consent import may_keep
+from stepwell.pool.api.consent import RETENTION, may_keep
 from stepwell.pool.api.curation import AuditEntry
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import DECISIONS_KEPT, PolicyDecision, VersionReward
-from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
 from stepwell.pool.api.stats import PoolStats, ScoringStats, SessionStats
@@ -111,7 +110,7 @@ class StateBase:
         return self.trajectories.get(trajectory.uid) is trajectory
 
     def last_snapshot(self, trajectory_uid: str) -> TrajectorySnapshot | None:
-        """Of a trajectory that is gone; None if it is unknown or forgotten."""
+        """Of a trajectory that is gone; None if it is unknown, or nothing of it is kept."""
         return self.change_log.last_snapshot(trajectory_uid)
 
     def expired_lease(self) -> Lease | None:
@@ -345,10 +344,10 @@ class StateBase:
             self._journal.remove_group(group)
 
     def _take_no_more(self, trajectory: Trajectory) -> None:
-        """Later steps and rewards of it are refused, as those of a forgotten subject are."""
+        """Later steps and rewards of it are refused."""
         digests = self.tombstones.new_names([trajectory.uid])
         self.tombstones.names.update(digests)
-        self._journal.add_forgotten_names(digests)
+        self._journal.add_refused_names(digests)
 
     def _keep_history(self, group: Group) -> None:
         """A group that leaves the history, or does not enter it, may move to the archive."""

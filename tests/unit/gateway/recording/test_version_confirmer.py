@@ -99,9 +99,9 @@ async def test_a_step_that_is_confirmed_again_says_the_same(
 async def test_a_step_whose_fate_is_known_is_forgotten(engines: ScriptedEngines, confirmer: VersionConfirmer) -> None:
     engines.versions[engines.engine] = 8
     before, after = noted(confirmer, engines.engine, "a"), noted(confirmer, engines.engine, "b")
-    confirmer.forget(before)
+    confirmer.discard(before)
     await confirmer.confirm([after])
-    confirmer.forget(after)
+    confirmer.discard(after)
     for step, confirmed in zip((before, after), await confirmer.confirm([before, after]), strict=True):
         assert same_step(step, confirmed)
     assert len(engines.asked_versions) == 1

@@ -39,7 +39,7 @@ async def ask(behind: Routed, path: str, *parts: bytes, method: str = "POST") ->
     """The status that was answered at once; 0 where the request went on."""
     pool = LocalPool()
     known = KnownTrajectories(pool)
-    outbox, sessions = Outbox(pool, known.forget), LiveSessions(pool, known)
+    outbox, sessions = Outbox(pool, known.drop), LiveSessions(pool, known)
     placement = CallPlacement(known, sessions, Conversations(pool))
     keys, quotas, metrics = AccessKeys([]), CallQuotas(), GatewayMetrics()
     lifecycle = TrajectoryLifecycle(pool, outbox, known, keys, sessions, placement, quotas, metrics)
