@@ -16,7 +16,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.shard.sqlite_scrub import ROOM
-from stepwell.pool.slices.forgetting import Forget, Forgetting
+from stepwell.pool.slices.forgetting import FORGETTING, Forget
 
 JOURNAL_MB, QUICK_JOURNAL_MB = 300, 80
 LITTLE = ROOM + 32 * 2**20
@@ -34,7 +34,7 @@ class Shard:
         self.ended = 0
         self._journal = SqliteJournal(path, closed_kept=1_000)
         self.service = ShardService(PLAN, path.stem, journal=self._journal, on_journal_failure=self._end)
-        self.service.shard.part(Forgetting).retry_pause = 0.2
+        self.service.shard.parts[FORGETTING].retry_pause = 0.2
 
     async def fill(self, suffix: str, nbytes: int) -> People:
         """Until the journal's file with that suffix has so many bytes. A log does not grow beyond LOG."""

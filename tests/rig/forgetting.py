@@ -28,7 +28,7 @@ from stepwell.pool.shard.journal_backends import journal_backend
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.curation import Curate
-from stepwell.pool.slices.forgetting import Forget, ForgetOverdue, Forgetting
+from stepwell.pool.slices.forgetting import FORGETTING, Forget, ForgetOverdue
 from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import Complete
@@ -207,7 +207,7 @@ async def main(journal: str, archive: str, step: str = "", seconds: str = "") ->
             os.kill(os.getpid(), signal.SIGKILL)
 
     await fill(shard, files, days_ago={ALICE: 40, BOB: 20} if seconds else {})
-    shard.shard.part(Forgetting).before_step = kill_before
+    shard.shard.parts[FORGETTING].before_step = kill_before
     await (shard.run_long(ForgetOverdue(float(seconds))) if seconds else shard.run_long(Forget(ALICE)))
 
 

@@ -19,7 +19,7 @@ from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.forgetting import FindOverdue, ForgetOverdue, Forgetting
+from stepwell.pool.slices.forgetting import FORGETTING, FindOverdue, ForgetOverdue
 from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
@@ -81,7 +81,7 @@ async def until_run(shard: ShardService, after: float = 0.0) -> None:
 
 async def look_often(shard: ShardService) -> None:
     """From the next call on, instead of once an hour."""
-    forgetting = shard.shard.part(Forgetting)
+    forgetting = shard.shard.parts[FORGETTING]
     forgetting.retention_interval = 0.05
     if forgetting.watching is not None:
         forgetting.watching.cancel()
@@ -129,7 +129,7 @@ async def test_a_kill_before_any_step_leaves_nothing_once_the_shard_runs_again(t
         await until_run(shard)
         assert rig.traces(ALICE, state, archive) == set()
         assert archived(archive) == {rig.session_of(BOB, place) for place in ("archived", "second")}
-        receipt = shard.shard.part(Forgetting).receipt(shard.pool.state.tombstones.subjects["age"])
+        receipt = shard.shard.parts[FORGETTING].receipt(shard.pool.state.tombstones.subjects["age"])
         assert {one["where"] for one in receipt.removed["trajectories"].values()} > {"queue", "lease", "archive"}
 
 
@@ -237,7 +237,7 @@ async def test_a_run_that_finds_nothing_does_not_write_the_journal_again(tmp_pat
     with opened(tmp_path / "state", tmp_path / "archive") as (shard, files):
         await rig.fill(shard, files, days_ago={ALICE: 40, BOB: 20})
         await shard.run_long(ForgetOverdue(30 * DAY))
-        shard.shard.part(Forgetting).before_step = steps.append
+        shard.shard.parts[FORGETTING].before_step = steps.append
         receipt = await shard.run_long(ForgetOverdue(30 * DAY))
     assert "scrub" not in steps
     assert receipt.removed == {"older_than": 30 * DAY}, "the receipt is of the last run"

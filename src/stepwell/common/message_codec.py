@@ -47,8 +47,7 @@ HOMES = tuple(
         *("pool.api.serving_state", "pool.api.sessions", "pool.api.shard_layout", "pool.api.stats"),
         *("pool.api.transport", "pool.api.watching", "pool.client.link_messages"),
         *("pool.slices.calls", "pool.slices.channels", "pool.slices.curation", "pool.slices.forgetting"),
-        *("pool.slices.removal", "pool.slices.sessions"),
-        *("pool.slices.steps", "pool.slices.trajectories", "steps.columns", "steps.left_out"),
+        *("pool.slices.sessions", "pool.slices.steps", "pool.slices.trajectories", "steps.columns", "steps.left_out"),
         *("steps.returns", "steps.step", "steps.step_filter"),
     )
 )

@@ -17,8 +17,16 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.shard.archive_files import ArchiveFiles
 from stepwell.pool.shard.late_rewards import FOLDER
-from stepwell.pool.slices.forgetting import FindOverdue, Forget, ForgetKeptBack, ForgetOverdue, merge_receipts
-from stepwell.pool.slices.removal import OLDER_THAN, Overdue, RowTest
+from stepwell.pool.slices.forgetting import (
+    OLDER_THAN,
+    FindOverdue,
+    Forget,
+    ForgetKeptBack,
+    ForgetOverdue,
+    Overdue,
+    merge_receipts,
+)
+from stepwell.pool.slices.removal import RowTest
 from stepwell.pool.state.tombstones import AGE, Tombstone, Tombstones
 
 EXTRA = "arrow"

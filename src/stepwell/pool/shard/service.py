@@ -34,8 +34,8 @@ log = logging.getLogger("stepwell.pool")
 
 GC_THRESHOLD = (100_000, 50, 100)
 """A pool holds many objects without cycles; the search for cycles among them is useless work."""
-SLICES = ("stepwell.pool.slices.forgetting",)
-"""The modules above this one that keep something at a shard: `attach` of each is called when the shard begins."""
+SLICES = (("stepwell.pool.slices.forgetting_work", "Forgetting"),)
+"""The classes of what slices keep at a shard beside the state. Each is made when the shard begins."""
 
 
 class ShardService(OperationCalls, ConsumerCalls):
@@ -85,8 +85,8 @@ class ShardService(OperationCalls, ConsumerCalls):
             ask_decision=ask_decision,
         )
         super().__init__(Shard(transactions))
-        for module in SLICES:
-            import_module(module).attach(self.shard)
+        for module, name in SLICES:
+            getattr(import_module(module), name)(self.shard)
         self._archive = archive
 
     async def plan(self) -> PoolPlan:

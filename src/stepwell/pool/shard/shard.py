@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, TypeVar, cast
+from typing import Any
 from uuid import uuid4
 
 from stepwell.pool.api.calls import CallBegun
@@ -19,8 +19,6 @@ from stepwell.pool.shard.transactions import ShardTransactions
 
 log = logging.getLogger("stepwell.pool")
 
-T = TypeVar("T")
-
 
 class Shard:
     def __init__(self, transactions: ShardTransactions) -> None:
@@ -31,8 +29,8 @@ class Shard:
         """Another one after each start."""
         self.watch_epoch = self.epoch
         """Watchers that know another one read everything again, and lose what is no longer there."""
-        self.parts: dict[type[Any], Any] = {}
-        """What slices keep at this shard, by its class."""
+        self.parts: dict[str, Any] = {}
+        """What slices keep at this shard beside the state, by a name."""
         self.on_flushed: list[Callable[[str, Sequence[str]], None]] = []
         """Called when a gateway has flushed what it was asked for."""
         self.on_stats: list[Callable[[PoolStats], PoolStats]] = []
@@ -42,9 +40,6 @@ class Shard:
         self.gateways = GatewayRoster(
             self.pool.state.gateways, transactions.monotonic, lambda gateway: self.news.post(flush_topic(gateway))
         )
-
-    def part(self, kind: type[T]) -> T:
-        return cast("T", self.parts[kind])
 
     def renew_watch_epoch(self) -> None:
         self.watch_epoch = uuid4().hex

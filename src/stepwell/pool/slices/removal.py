@@ -6,17 +6,16 @@
   as long while the pool ran.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
 from hashlib import blake2b
 from math import inf
 from typing import Any
 
-from stepwell.common.message_format import message
 from stepwell.pool.api.consent import RETENTION
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.api.sessions import session_prompt_uid
 from stepwell.pool.shard.archive_files import ArchivedRow
+from stepwell.pool.slices.forgetting import OLDER_THAN
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.tombstones import AGE, DIGEST_SIZE, Tombstone, Tombstones, names_of
@@ -25,8 +24,6 @@ from stepwell.steps.step import JsonObject, Step
 
 EXPIRED = "expired"
 """The cause of steps that were removed because of their age. With their subject, it is the verdict of later ones."""
-OLDER_THAN = "older_than"
-"""In `removed`, of what is too old: from how many seconds on; None if only the data's own retention counts."""
 RUNNING_TIME = "running_time"
 """In `removed`: True if data is too old only after it has been here for as long while the pool ran. The wall clock may
 be wrong."""
@@ -37,48 +34,6 @@ PIECE_BYTES = 2**21
 """Bytes of trajectories that are removed at once: other calls wait meanwhile."""
 LATE = 86_400.0
 """Seconds for which data may be too old by the wall clock alone until operators are told. Restarts take less."""
-
-
-@message
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardReceipt:
-    """What one shard removed of a subject so far."""
-
-    shard: str
-    subject: str
-    """A keyed hash of the subject. All shards of a pool have the same. `age` for what was too old."""
-    asked_at: float
-    """When it was first asked for, in seconds of the wall clock."""
-    is_done: bool
-    """False: the shard goes on by itself, also after a restart."""
-    removed: Mapping[str, Any] = field(default_factory=dict)
-    """In plain values. `trajectories`: by keyed hash of their uid, where each was, its steps and tokens, and a hash of
-    its token ids. `files`: by name, the rows removed and the SHA-256 before and after. Counts of `late_rewards`,
-    `audit_entries` and `quarantined`. `set_aside`: damaged journals that were deleted. `gateways` and
-    `silent_gateways`: whose spools were cleaned, and who did not answer. `versions`: trained on it."""
-    names: Sequence[str] = ()
-    """Keyed hashes of the names of its trajectories and sessions, for the other shards."""
-
-
-@message
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overdue:
-    """What a shard keeps though it is too old by the wall clock: the pool has not run for as long since it came. The
-    pool was off, or the clock is wrong."""
-
-    shard: str = ""
-    clock: float = 0.0
-    """The shard's wall clock, in seconds."""
-    trajectories: int = 0
-    """In the pool."""
-    archived: int = 0
-    """In the archive."""
-    since: float = inf
-    """When the oldest of them began, in seconds of the wall clock."""
-
-    @property
-    def count(self) -> int:
-        return self.trajectories + self.archived
 
 
 class Scope:
@@ -203,7 +158,7 @@ class Removal(Scope):
         yield
 
     def note(self, trajectory: Trajectory, where: str) -> None:
-        """Before it is removed: for the receipt and, of a subject, so that no later step of it is taken."""
+        """Put it into the receipt and, if it is of a subject, take no later step of it."""
         digest = self._tombstones.digest(trajectory.uid)
         listed = self.tombstone.removed.setdefault("trajectories", {})
         if digest not in listed:

@@ -20,14 +20,6 @@ class RemovalOperations(LeaseOperations):
         self.tombstones.subjects[tombstone.subject] = tombstone
         self._journal.save_tombstone(tombstone)
 
-    def refuse_names(self, digests: Iterable[str]) -> int:
-        """Take nothing more of trajectories and sessions with these names. Returns how many names are new."""
-        fresh = [digest for digest in dict.fromkeys(digests) if digest not in self.tombstones.names]
-        self.tombstones.names.update(fresh)
-        if fresh:
-            self._journal.add_refused_names(fresh)
-        return len(fresh)
-
     def load_tombstones(self, tombstones: Iterable[Tombstone], names: Iterable[str]) -> None:
         """Take over what a journal has."""
         self.tombstones.subjects.update({tombstone.subject: tombstone for tombstone in tombstones})

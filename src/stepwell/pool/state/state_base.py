@@ -4,7 +4,7 @@ The helpers keep journal, change log, indexes, ledgers, time series and reward q
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from stepwell.errors import BadRequest
@@ -334,7 +334,7 @@ class StateBase:
         group.lease, group.trained = None, True
         for trajectory in list(group.trajectories.values()):
             if not may_keep(trajectory.metadata):
-                self._take_no_more(trajectory)
+                self.refuse_names([self.tombstones.digest(trajectory.uid)])
                 self._remove_history(trajectory)
             elif trajectory.rejected is not None:
                 self._remove_history(trajectory)
@@ -343,11 +343,13 @@ class StateBase:
         else:
             self._journal.remove_group(group)
 
-    def _take_no_more(self, trajectory: Trajectory) -> None:
-        """Later steps and rewards of it are refused."""
-        digests = self.tombstones.new_names([trajectory.uid])
-        self.tombstones.names.update(digests)
-        self._journal.add_refused_names(digests)
+    def refuse_names(self, digests: Iterable[str]) -> int:
+        """Take nothing more of trajectories and sessions with these names. Returns how many names are new."""
+        fresh = [digest for digest in dict.fromkeys(digests) if digest not in self.tombstones.names]
+        self.tombstones.names.update(fresh)
+        if fresh:
+            self._journal.add_refused_names(fresh)
+        return len(fresh)
 
     def _keep_history(self, group: Group) -> None:
         """A group that leaves the history, or does not enter it, may move to the archive."""

@@ -6,7 +6,6 @@
   slice that removes the data.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -86,10 +85,6 @@ class Tombstones:
             raise Forgotten(DELETED)
         for subject in subjects_of(metadata):
             self.check_user(subject)
-
-    def new_names(self, names: Iterable[str]) -> list[str]:
-        """The digests that are not known yet, in order."""
-        return [digest for digest in dict.fromkeys(map(self.digest, names)) if digest not in self.names]
 
 
 def names_of(trajectory_uid: str, prompt_uid: str) -> list[str]:
