@@ -32,7 +32,7 @@ from benchmarks.report import report
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
-from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
+from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.watching import Changes
@@ -106,8 +106,9 @@ class Pool:
 
     def train(self, groups: int) -> None:
         request = BatchRequest(count=groups, channel="train")
-        batch: LeasedGroups = ray.get(self._shard.fetch_batch.remote(request, lease=60.0))
-        ray.get(self._shard.ack.remote(batch.leases[0][1]))
+        uid = f"batch {next(numbers)}"
+        assert ray.get(self._shard.take.remote(request, 60.0, uid)) is not None
+        ray.get(self._shard.ack.remote(uid))
 
     @contextmanager
     def load(self) -> Iterator[None]:

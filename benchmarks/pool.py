@@ -75,9 +75,7 @@ class BareActor:
 class Side:
     """One or several actors that take messages in turn."""
 
-    def __init__(
-        self, actors: Sequence[Any], send: Callable[[Any, Columns], Any], empty: Callable[[Any, int], Any]
-    ) -> None:
+    def __init__(self, actors: Sequence[Any], send: Callable[[Any, Columns], Any], empty: Callable[[Any], Any]) -> None:
         self._actors = actors
         self._send = send
         self._empty = empty
@@ -94,7 +92,7 @@ class Side:
             self._check(answer)
         took = time.perf_counter() - start
         steps = sum(len(message) for message in messages)
-        ray.get([self._empty(actor, steps // len(self._actors)) for actor in self._actors])
+        ray.get([self._empty(actor) for actor in self._actors])
         return steps / took
 
     def _check(self, answer: Any) -> None:
@@ -118,8 +116,13 @@ def submit(shard: Any, message: Columns) -> Any:
     return shard.run.remote([AddSteps(message, "train", GROUP)])
 
 
-def fetch(shard: Any, steps: int) -> Any:
-    return shard.fetch_batch.remote(BatchRequest(count=steps // GROUP, channel="train"))
+def clear(shard: Any) -> Any:
+    return shard.clear.remote("train")
+
+
+def take(shard: Any, wanted: BatchRequest, lease_uid: str) -> LeasedGroups:
+    batch: LeasedGroups = ray.get(shard.take.remote(wanted, 60.0, lease_uid))
+    return batch
 
 
 @contextmanager
@@ -128,18 +131,18 @@ def all_sides() -> Iterator[dict[str, Side]]:
     with ExitStack() as stack:
         files = stack.enter_context(tempfile.TemporaryDirectory())
         sides = {
-            "bare": Side([start(BareActor)], submit_bare, lambda actor, steps: actor.clear.remote()),
-            "shard": Side([start_shard("shard")], submit, fetch),
-            "journal": Side([start_shard("journal", files)], submit, fetch),
-            "journal_normal": Side([start_shard("journal_normal", files, JournalSync.NORMAL)], submit, fetch),
+            "bare": Side([start(BareActor)], submit_bare, lambda actor: actor.clear.remote()),
+            "shard": Side([start_shard("shard")], submit, clear),
+            "journal": Side([start_shard("journal", files)], submit, clear),
+            "journal_normal": Side([start_shard("journal_normal", files, JournalSync.NORMAL)], submit, clear),
         }
         if has_postgres():
             database = stack.enter_context(postgres_server()).url
-            sides["postgres"] = Side([start_shard("postgres", database)], submit, fetch)
+            sides["postgres"] = Side([start_shard("postgres", database)], submit, clear)
             sides["postgres_normal"] = Side(
-                [start_shard("postgres_normal", database, JournalSync.NORMAL)], submit, fetch
+                [start_shard("postgres_normal", database, JournalSync.NORMAL)], submit, clear
             )
-        sides["shards"] = Side([start_shard(f"shard-{n}") for n in range(SHARDS)], submit, fetch)
+        sides["shards"] = Side([start_shard(f"shard-{n}") for n in range(SHARDS)], submit, clear)
         yield sides
 
 
@@ -200,7 +203,7 @@ def measure_fetch() -> dict[str, float]:
     for round_number in range(FETCH_ROUNDS + 1):
         messages = [under_new_names(template) for _ in range(BATCH // A_MESSAGE)]
         ray.get([submit(shard, message) for message in messages])
-        batch, fetched = timed(lambda: ray.get(shard.fetch_batch.remote(wanted, lease=60.0)))
+        batch, fetched = timed(partial(take, shard, wanted, f"round {round_number}"))
         again, put_and_got = timed(partial(put_and_get, batch))
         ray.get(bare.hold.remote(batch))
         returned, given = timed(lambda: ray.get(bare.fetch_batch.remote()))

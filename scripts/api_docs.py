@@ -13,7 +13,7 @@ from stepwell.gateway.app import create_app
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.routes.access import access_table
 from stepwell.gateway.routes.openapi import openapi_document
-from stepwell.pool.api.ports import StepSink
+from stepwell.pool.client import PoolClient
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# The gateway's API
@@ -36,7 +36,7 @@ ACCESS = access_table(DIALECTS)
 def document() -> Schema:
     """The OpenAPI document of a gateway that was never started."""
     front = create_app(
-        pool=cast("StepSink", None),
+        pool=cast("PoolClient", None),
         engines=EngineFleet([]),
         tokenizer=BackgroundTokenizer("", load_tokenizer),
         rewards=None,

@@ -35,7 +35,7 @@ FEATURES = {
 }
 """What is searched for each feature, whatever the case: once in the identifiers of a file, once in its whole text."""
 POOL_CLASSES = ("PoolClient", "DataPool", "ShardService")
-"""A Protocol describes the pool if one of these classes, with its bases, has all of its methods."""
+"""A Protocol with methods describes the pool if one of these classes, with its bases, has all of them."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -188,8 +188,8 @@ def identifiers(module: Module) -> Iterator[str]:
 def pool_protocols(modules: list[Module]) -> list[str]:
     classes = {node.name: node for module in modules for node in module.tree.body if isinstance(node, ast.ClassDef)}
     reached = [methods_of(name, classes) for name in POOL_CLASSES]
-    protocols = [name for name, node in classes.items() if "Protocol" in base_names(node)]
-    return [name for name in protocols if any(methods_of(name, classes) <= methods for methods in reached)]
+    protocols = {name: methods_of(name, classes) for name, node in classes.items() if "Protocol" in base_names(node)}
+    return [name for name, own in protocols.items() if own and any(own <= methods for methods in reached)]
 
 
 def methods_of(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:

@@ -25,10 +25,10 @@ from stepwell.gateway.bridge.template_probes import TemplateProbes
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import CallSurroundings, ModelCall
 from stepwell.gateway.recording.step_builder import BegunStep, PromptOrigin, build_steps
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import RecordedTurn, TrajectoryRef
 from stepwell.steps.step import IntArray, logprobs_array
 from stepwell.wire.openai import NO_USAGE, Sampled
+from tests.rig.local_pool import LocalPool
 
 CHAT = DIALECTS[0]
 REF = TrajectoryRef("t", "p")
@@ -82,7 +82,7 @@ class TemplateEngine:
         return self.tokens.encode(self.rendering.render(request["messages"], tools, add_generation_prompt=gives_prompt))
 
 
-class EmptyPool:
+class EmptyPool(LocalPool):
     async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         return []
 
@@ -105,7 +105,7 @@ class Talk:
         self._steps: dict[str, RecordedReply] = {}
         self._bridge = Bridge(
             engines=cast("EngineFleet", TemplateEngine(template, tokens)),
-            pool=cast("StepSink", EmptyPool()),
+            pool=EmptyPool(),
             probes=probes,
             render_timeout=PATIENCE,
         )

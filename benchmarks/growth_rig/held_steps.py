@@ -33,7 +33,7 @@ from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
 from stepwell.pool.slices.steps import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step
-from tests.rig.asked import asked
+from tests.rig.asked import asked, trained
 
 AXIS = "held_steps"
 SIZES, QUICK_SIZES = (100, 1_000, 10_000, 100_000, 1_000_000), (100, 1_000)
@@ -156,7 +156,7 @@ class HeldShard:
 
     async def fetch(self) -> float:
         began = time.perf_counter()
-        groups = await self._service.fetch_batch(BatchRequest(count=1, channel=TRAIN), timeout=0.0)
+        groups = await trained(self._service, BatchRequest(count=1, channel=TRAIN))
         took = time.perf_counter() - began
         assert len(groups.columns) == GROUP * STEPS
         return took

@@ -35,6 +35,8 @@ from stepwell.pool.api.preview import LATER, BatchPreview, PreviewItem
 from stepwell.pool.api.series import ChannelSeries, TimeSeries
 from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
+from stepwell.pool.client import PoolClient
+from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.steps.columns import Columns
 from tests.rig.made_up_rollouts import SHARD, VERSIONS, RigTokenizer, columns_of, number_of, summary_of
 from tests.rig.waiting import until
@@ -46,10 +48,12 @@ PREVIEWED_GROUPS = 6
 HELD = tuple(state for state in TrajectoryState if state not in GONE)
 
 
-class MadeUpPool:
-    """A PoolReader. Rollout number n is what tests/rig/made_up_rollouts.py makes of it, as changed by curation."""
+class MadeUpPool(PoolClient):
+    """No shard is behind it. Rollout number n is what tests/rig/made_up_rollouts.py makes of it, as changed by
+    curation."""
 
     def __init__(self, trajectories: int = 200) -> None:
+        super().__init__("data_pool", transport=InProcessTransport({}))
         self.away = False
         self.calls: Counter[str] = Counter()
         """How often it was asked what."""

@@ -27,7 +27,8 @@ from stepwell.gateway.app import GatewayLimits, create_app
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.routes.asgi import MountedApp
-from stepwell.pool.api.ports import RewardScorer, StepSink
+from stepwell.pool.api.scoring import RewardScorer
+from stepwell.pool.client import PoolClient
 from stepwell.wiring.http_server import IDLE_CONNECTION_TIMEOUT
 from tests.rig.waiting import answers, until, wait_until
 
@@ -48,7 +49,7 @@ class NoTokenizer:
 
 @asynccontextmanager
 async def serve_gateway(
-    pool: StepSink,
+    pool: PoolClient,
     engine_urls: Sequence[str],
     *,
     rewards: RewardScorer | None = None,

@@ -11,8 +11,9 @@ from typing import Any
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.transport import ActorAway, ActorMissing
+from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import PoolClient
+from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.pool.client.shards import PART_TIMEOUT
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.steps import AddGroups, AddSteps
@@ -20,13 +21,11 @@ from stepwell.steps.step import Exactness, Step
 from tests.builders import EasyPool
 
 
-class LocalTransport:
+class LocalTransport(InProcessTransport):
     """Calls shards of this process, with switches for failures."""
 
-    connections = 1
-
     def __init__(self, services: dict[str, ShardService]) -> None:
-        self.services = services
+        super().__init__(services)
         self.away = False
         """No call reaches a shard, as if there were no pool."""
         self.shards_away: set[str] = set()
@@ -45,13 +44,11 @@ class LocalTransport:
             raise PoolUnavailable("the pool is away")
         if shard in self.shards_away:
             raise ActorAway("killed")
-        if shard not in self.services:
-            raise ActorMissing(shard)
         while shard in self.shards_stopped:
             await asyncio.sleep(0.005)
         if method.startswith(("take", "ack")):
             self.takes.append(method)
-        answer = await getattr(self.services[shard], method)(*args, **kwargs)
+        answer = await super().call(shard, method, args, kwargs)
         asked = args[0] if method == "run" else []
         submitted = [operation for operation in asked if isinstance(operation, AddSteps | AddGroups)]
         if submitted:

@@ -13,7 +13,7 @@ from stepwell.common.atomic_files import replacing_file
 from stepwell.common.sqlite_file import open_wal
 from stepwell.envs.scored_data import append_group
 from stepwell.gateway.recording.spool import Spool
-from stepwell.pool.client.ray_folder import LONGEST_PARENT, make_ray_folder
+from stepwell.pool.client.ray_cluster import LONGEST_PARENT, make_ray_folder
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 
 SOCKET = "/ray/session_2026-11-17_09-33-25_123456_4194304/sockets/plasma_store"

@@ -27,7 +27,7 @@ from stepwell.gateway.app import create_app
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.access import access_table
-from stepwell.pool.api.ports import GroupExchange, StepSink
+from stepwell.pool.client import PoolClient
 from tests.rig.dashboard import MadeUpPool, make_dashboard
 from tests.unit.docs_pages import CHECKOUT, DOCS, commands
 
@@ -350,7 +350,7 @@ async def exposed() -> set[str]:
     """The names at /metrics of a gateway with a spool, of an Atropos server, and of a dashboard."""
     with tempfile.TemporaryDirectory() as folder:
         gateway = create_app(
-            pool=cast("StepSink", None),
+            pool=cast("PoolClient", None),
             engines=EngineFleet([]),
             tokenizer=BackgroundTokenizer("", load_tokenizer),
             rewards=None,
@@ -359,7 +359,7 @@ async def exposed() -> set[str]:
             keys=AccessKeys(()),
             spool=Spool(Path(folder) / "spool"),
         )
-        server = create_atropos(pool=cast("GroupExchange", None), keys=AccessKeys(()), state=None)
+        server = create_atropos(pool=cast("PoolClient", None), keys=AccessKeys(()), state=None)
         shown = [await _metrics(app) for app in (gateway, server, make_dashboard(MadeUpPool(8)))]
     names = re.findall(r"^# TYPE (\w+) (\w+)$", "\n".join(shown), re.M)
     return {f"{name}{part}" for name, kind in names for part in PARTS.get(kind, ("",))}

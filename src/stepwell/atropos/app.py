@@ -31,8 +31,8 @@ from stepwell.atropos.routes import AtroposRoutes
 from stepwell.common.cross_site import JSON, CrossSiteCheck
 from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.errors import Forbidden, StepwellError
-from stepwell.pool.api.ports import GroupExchange
 from stepwell.pool.api.producing import TRAIN
+from stepwell.pool.client import PoolClient
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, has_arrow
 
 log = logging.getLogger("stepwell.atropos")
@@ -43,7 +43,7 @@ IN_URL = "; or in the URL: http://:KEY@host:port"
 
 def create_atropos(
     *,
-    pool: GroupExchange,
+    pool: PoolClient,
     keys: AccessKeys,
     state: Path | None,
     audit: AuditLog | None = None,
@@ -59,7 +59,7 @@ def create_atropos(
 class AtroposAsgi:
     def __init__(
         self,
-        pool: GroupExchange,
+        pool: PoolClient,
         guard: RouteGuard,
         registries: Registries,
         max_body: int,

@@ -23,7 +23,7 @@ from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registry
 from stepwell.errors import BadRequest, LeaseExpired, StepwellError
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups
-from stepwell.pool.api.ports import GroupExchange
+from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Exactness
 from stepwell.wire.atropos_calls import AtroposBody
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, arrow_parts
@@ -68,7 +68,7 @@ class DeliveryRequest(AtroposBody):
 
 
 class BatchDelivery:
-    def __init__(self, pool: GroupExchange, metrics: AtroposMetrics, save: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, pool: PoolClient, metrics: AtroposMetrics, save: Callable[[], Awaitable[None]]) -> None:
         self._pool = pool
         self._metrics = metrics
         self._save = save

@@ -28,8 +28,8 @@ from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registry
 from stepwell.common.coalescing import BatchSender
 from stepwell.errors import BadRequest, PoolFull, TooLarge
-from stepwell.pool.api.ports import GroupExchange
 from stepwell.pool.api.producing import TRAIN, Registration, SubmitVerdict
+from stepwell.pool.client import PoolClient
 from stepwell.steps.sampling import LeftOutLog
 from stepwell.wire.scored_groups import ScoredGroup, groups_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_of_streams
@@ -157,9 +157,7 @@ class NamedGroup(NamedTuple):
 
 
 class GroupIntake:
-    def __init__(
-        self, pool: GroupExchange, metrics: AtroposMetrics, wall_clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, pool: PoolClient, metrics: AtroposMetrics, wall_clock: Callable[[], float] = time.time) -> None:
         self.latest: dict[str, ScoredGroup] = {}
         """The newest group of each channel."""
         self._metrics = metrics
@@ -241,7 +239,7 @@ class GroupSender:
     were just answered; a single environment waits for no one.
     """
 
-    def __init__(self, pool: GroupExchange, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, pool: PoolClient, wall_clock: Callable[[], float] = time.time) -> None:
         self._pool = pool
         self._wall_clock = wall_clock
         self._left_out = LeftOutLog(log)

@@ -13,7 +13,7 @@ from stepwell.atropos.http import JSON, AtroposRequest, json_response
 from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registries
 from stepwell.pool.api.leasing import ReadyGroups
-from stepwell.pool.api.ports import GroupExchange
+from stepwell.pool.client import PoolClient
 from stepwell.wire import atropos_calls as shapes
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
 from stepwell.wire.scored_groups_json import NO_EXAMPLE, group_parts
@@ -23,7 +23,7 @@ Handler: TypeAlias = Callable[[str, AtroposRequest], Awaitable[Response]]
 
 
 class AtroposRoutes:
-    def __init__(self, pool: GroupExchange, registries: Registries, metrics: AtroposMetrics) -> None:
+    def __init__(self, pool: PoolClient, registries: Registries, metrics: AtroposMetrics) -> None:
         self._pool = pool
         self._registries = registries
         self._reader = GroupReader()

@@ -19,7 +19,7 @@ from stepwell.dashboard.metrics import exposition
 from stepwell.dashboard.routes import api_router
 from stepwell.dashboard.state import DashboardState
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.ports import PoolReader
+from stepwell.pool.client import PoolClient
 
 if TYPE_CHECKING:
     from stepwell.dashboard.login.oidc import OidcLogin  # needs the extra `oidc`
@@ -38,7 +38,7 @@ MEDIA_TYPES = {
 
 def create_dashboard(
     *,
-    pool: PoolReader,
+    pool: PoolClient,
     plan: PoolPlan,
     keys: AccessKeys,
     gateways: GatewayMonitor,

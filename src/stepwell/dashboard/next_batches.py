@@ -12,8 +12,8 @@ from stepwell.dashboard.index.follower import by_trajectory
 from stepwell.dashboard.index.trajectories import TrajectoryKey
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import BatchRequest, ExactFill
-from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.preview import BatchPreview, PreviewItem
+from stepwell.pool.client import PoolClient
 from stepwell.steps.conversation import read_turns
 from stepwell.steps.step import Step
 
@@ -56,7 +56,7 @@ class GroupItems:
 class NextBatches:
     """By channel. Any number of viewers cost the pool as much as one."""
 
-    def __init__(self, pool: PoolReader, decoder: TokenDecoder) -> None:
+    def __init__(self, pool: PoolClient, decoder: TokenDecoder) -> None:
         self._pool = pool
         self._decoder = decoder
         self._previews: dict[str, SharedAnswer[BatchPreview]] = {}

@@ -13,15 +13,15 @@ from stepwell.dashboard.index.texts import ConversationTexts
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.dashboard.next_batches import NextBatches
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.series import TimeSeries
+from stepwell.pool.client import PoolClient
 
 MAX_SERIES_SECONDS = 24 * 3600.0
 SERIES_SPANS = (60.0, 300.0, 900.0, 3600.0, 6 * 3600.0, MAX_SERIES_SECONDS)
 
 
 class DashboardState:
-    def __init__(self, pool: PoolReader, plan: PoolPlan, gateways: GatewayMonitor, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, pool: PoolClient, plan: PoolPlan, gateways: GatewayMonitor, tokenizer: Tokenizer | None) -> None:
         self.pool = pool
         self.plan = plan
         self.gateways = gateways

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepwell.demo.termination import keeping_sigterm
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.client.ray_cluster import local_ray
-from stepwell.pool.client.ray_folder import make_ray_folder
+from stepwell.pool.client.ray_cluster import local_ray, make_ray_folder
 
 if TYPE_CHECKING:
     from stepwell.pool.client import DataPool

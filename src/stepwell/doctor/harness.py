@@ -1,4 +1,4 @@
-"""The real gateway in this process, on loopback, with the examined engine behind it and a pool that keeps the steps.
+"""The real gateway in this process, on loopback, with the examined engine behind it and a pool of this process.
 
 So the doctor judges what a gateway records, by the code that records it. A failed call becomes an answer with a reason.
 """
@@ -6,8 +6,7 @@ So the doctor judges what a gateway records, by the code that records it. A fail
 import asyncio
 import socket
 import sys
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,133 +23,22 @@ from stepwell.doctor.detokenizer import Decode
 from stepwell.doctor.replies import CHAT, ExaminedAnswer, ParsedReply, error_text, parse_reply
 from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
-from stepwell.errors import EngineUnavailable, NotReady, PoolUnavailable, SyncFailed
+from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import create_app
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.http.request_body import Message, Receive, Send
 from stepwell.gateway.routes.asgi import GatewayAsgi
-from stepwell.pool.api.calls import CallBegun, HeldCalls
-from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.api.producing import (
-    TRAIN,
-    EndResult,
-    RecordedTurn,
-    Registration,
-    RewardGiven,
-    SubmitVerdict,
-    TrajectoryRef,
-)
-from stepwell.pool.api.serving_state import Serving
-from stepwell.pool.api.sessions import SessionCall, SessionPlace
+from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.client import PoolClient
+from stepwell.pool.client.in_process import start_in_process
+from stepwell.steps.columns import unpack
 from stepwell.steps.step import JsonObject, Step
 
 LONGEST = 4096
 """Tokens of a response: more than any case uses, and room for a prompt in the engine's context."""
 CALL_TIMEOUT = 120.0
-
-
-class RecordingPool:
-    """A pool that keeps the steps it gets, quarantined ones too, and accepts every other call without effect."""
-
-    policy_version, serving = 0, Serving()
-
-    def __init__(self) -> None:
-        self._steps: dict[str, list[Step]] = defaultdict(list)
-
-    def steps(self, trajectory_uid: str) -> tuple[Step, ...]:
-        """In order of arrival."""
-        return tuple(self._steps[trajectory_uid])
-
-    async def begin_call(self, call: CallBegun) -> None:
-        pass
-
-    async def end_call(self, trajectory_uid: str, prompt_uid: str, uid: str, *, is_lost: bool) -> None:
-        pass
-
-    def hurry(self) -> None:
-        pass
-
-    async def follow_flushes(
-        self, flush: Callable[[str], Awaitable[None]], held: Callable[[], HeldCalls] = HeldCalls, gateway: str = ""
-    ) -> None:
-        pass
-
-    async def stop_serving(self) -> None:
-        pass
-
-    async def pool_uid(self) -> str:
-        return ""
-
-    async def shard_finder(self) -> Callable[[str], str]:
-        return lambda prompt_uid: ""
-
-    async def submit_steps(
-        self, steps: Sequence[Step], *, channel: str | None = None, group_size: int | None = None
-    ) -> list[SubmitVerdict]:
-        for step in steps:
-            self._steps[step.trajectory_uid].append(step)
-        return [SubmitVerdict.ACCEPTED] * len(steps)
-
-    async def serving_after(self, seen: Serving | None) -> Serving:
-        await asyncio.Event().wait()
-        return self.serving
-
-    async def change_engines(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
-        pass
-
-    async def report_engines(self, versions: Mapping[str, int | None]) -> bool:
-        return True
-
-    async def knows(self, trajectory_uid: str, prompt_uid: str) -> str:
-        return TRAIN
-
-    async def channel_of(self, trajectory_uid: str, prompt_uid: str) -> str:
-        return TRAIN
-
-    async def place_session(self, call: SessionCall) -> SessionPlace:
-        return SessionPlace(call.session_id, TRAIN)
-
-    async def find_session(self, user: str, replied: str) -> str:
-        return ""
-
-    async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
-        return []
-
-    async def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str, uid: str) -> dict[str, JsonObject]:
-        return {}
-
-    async def register_trajectory(self, wanted: Registration) -> None:
-        pass
-
-    async def move_trajectory(self, trajectory_uid: str, prompt_uid: str, to_prompt_uid: str) -> None:
-        pass
-
-    async def complete_trajectory(
-        self, trajectory_uid: str, prompt_uid: str, reward: float | None, failure: str = ""
-    ) -> EndResult:
-        return EndResult.COMPLETED
-
-    async def give_reward(self, reward: RewardGiven) -> bool:
-        return False
-
-    async def mark_unseen(self, trajectory_uid: str, prompt_uid: str, step_uids: Sequence[str], reason: str) -> None:
-        """Nothing is trained."""
-
-    async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
-        return EndResult.ABORTED
-
-    async def forget(self, subject: str | None, older_than: float = 0.0) -> dict[str, Any]:
-        raise PoolUnavailable("a trial keeps nothing that could be removed")
-
-    async def pacing(self, channel: str) -> Pacing:
-        return Pacing(batch=0, batches_ahead=1, in_flight=0, queued=0)
-
-    async def check(self) -> None:
-        pass
-
-    async def follow(self) -> None:
-        await asyncio.Event().wait()
 
 
 @dataclass(slots=True)
@@ -213,7 +101,7 @@ class Harness:
         http: aiohttp.ClientSession,
         gateway: GatewayClient,
         log: CallLog,
-        pool: RecordingPool,
+        pool: PoolClient,
         decode: Decode,
         rescorer: EngineControl | None,
     ) -> None:
@@ -281,9 +169,10 @@ class Harness:
             return (), str(failure)
 
     async def _end(self, trajectory: TrajectoryRef) -> tuple[Step, ...]:
-        """Its steps, all of which are in the pool when it is complete."""
-        await self._post(_base(trajectory) + "complete_trajectory", {})
-        return self._pool.steps(trajectory.trajectory_uid)
+        """Its steps, all of which are in the pool when it is complete. With a reward, the pool also keeps a trajectory
+        whose steps are all quarantined."""
+        await self._post(_base(trajectory) + "complete_trajectory", {"reward": 0.0})
+        return tuple(unpack(await self._pool.read([(trajectory.trajectory_uid, trajectory.prompt_uid)]), copy=False))
 
     async def _examined(
         self, replies: tuple[ParsedReply, ...], steps: tuple[Step, ...], failure: str
@@ -329,7 +218,7 @@ async def open_harness(
 ) -> AsyncIterator[Harness]:
     """`tokenizer` may be None: the gateway needs one only for an engine that returns no ids. The gateway bridges, which
     matters only to calls of one trajectory."""
-    pool = RecordingPool()
+    pool = start_in_process(PoolPlan())
     app = create_app(
         pool=pool,
         engines=EngineFleet((engine,), api_key=key),

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from stepwell.engines import ENGINES
 from stepwell.engines.connections import EngineConnections, EngineUnreached, UnreadableReply
@@ -31,7 +31,6 @@ from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.routing import EngineSelector, routing_named
 from stepwell.engines.session_split import SplitCounts
 from stepwell.errors import BadRequest, EngineUnavailable, PoolUnavailable
-from stepwell.pool.api.ports import EngineDirectory
 from stepwell.pool.api.serving_state import Serving
 from stepwell.steps.step import IntArray, JsonObject
 from stepwell.wire.openai import Sampled, Upstream
@@ -45,6 +44,25 @@ REPORT_INTERVAL = 1.0
 """Seconds between two reports to the pool, if no engine changes."""
 
 MakeRequest: TypeAlias = Callable[[EngineReplica], EngineRequest]
+
+
+class EngineDirectory(Protocol):
+    """The policy version and the list of engines, which all gateways and trainers share."""
+
+    @property
+    def serving(self) -> Serving | None:
+        """The newest that the pool has reported; None before its first answer."""
+
+    async def serving_after(self, seen: Serving | None) -> Serving:
+        """As soon as the pool reports another than `seen`."""
+
+    async def change_engines(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
+        """Engines join and leave, for all gateways and trainers."""
+
+    async def report_engines(self, versions: Mapping[str, int | None]) -> bool | None:
+        """Tell the pool which version each engine reports, by address: 0 are the weights that it was started with, None
+        is unknown. The answer: whether a trainer lives that syncs weights, True also if the pool cannot be asked; None
+        if this process is not known to the pool yet."""
 
 
 class EngineFleet:

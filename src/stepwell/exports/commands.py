@@ -10,15 +10,15 @@ from stepwell.config.exports import ExportSettings, ImportSettings
 from stepwell.errors import BadRequest
 from stepwell.exports.file_source import FileSource
 from stepwell.exports.file_target import format_of, open_target
-from stepwell.exports.import_run import PoolToFill, import_groups
+from stepwell.exports.import_run import import_groups
 from stepwell.exports.pool_source import list_pool, read_groups
 from stepwell.exports.preferences import PreferenceShape
 from stepwell.exports.progress import TransferProgress
 from stepwell.exports.selection import Selection
 from stepwell.exports.sft import SftShape
 from stepwell.exports.shapes import ExportShape, StepsShape
-from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.watching import TrajectoryState
+from stepwell.pool.client import PoolClient
 from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.step import Exactness
 
@@ -29,7 +29,7 @@ PAGE_BYTES = 2**24
 Say: TypeAlias = Callable[[str], None]
 
 
-async def run_export(settings: ExportSettings, pool: PoolReader | None, decode: Decode | None, say: Say) -> None:
+async def run_export(settings: ExportSettings, pool: PoolClient | None, decode: Decode | None, say: Say) -> None:
     """From the pool, or without one from files."""
     shape = make_shape(settings, decode)
     selection = make_selection(settings)
@@ -54,7 +54,7 @@ async def run_export(settings: ExportSettings, pool: PoolReader | None, decode: 
         say(f"{listed - progress.trajectories:,} trajectories left the pool before they were read")
 
 
-async def run_import(settings: ImportSettings, pool: PoolToFill, say: Say) -> None:
+async def run_import(settings: ImportSettings, pool: PoolClient, say: Say) -> None:
     progress = TransferProgress()
     groups = Selection().of_groups(FileSource(settings.path).groups())
     report = await import_groups(pool, groups, settings.channel, progress)

@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 from stepwell.common.retry import retry_while_unavailable
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.exports.pool_source import ATTEMPTS, BACKOFF, all_changes
 from stepwell.exports.progress import TransferProgress
-from stepwell.pool.api.ports import GroupExchange, PoolReader
 from stepwell.pool.api.producing import Registration, SubmitVerdict
+from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import Columns, stack, unpack
 from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.returns import put_together, take_apart
@@ -29,10 +28,6 @@ from stepwell.steps.step import Json, JsonObject
 
 MESSAGE_BYTES = 2**23
 """Bytes sent at once."""
-
-
-class PoolToFill(PoolReader, GroupExchange, Protocol):
-    """The DataPool as an import uses it."""
 
 
 @dataclass(slots=True)
@@ -52,7 +47,7 @@ class ImportReport:
 
 
 async def import_groups(
-    pool: PoolToFill,
+    pool: PoolClient,
     groups: AsyncIterable[StepGroup],
     channel: str | None,
     progress: TransferProgress,
@@ -126,12 +121,12 @@ def _sound(group: StepGroup, faults: Counter[str]) -> StepGroup | None:
     return group.only(kept) if kept else None
 
 
-async def _known(pool: PoolReader) -> set[tuple[str, str]]:
+async def _known(pool: PoolClient) -> set[tuple[str, str]]:
     """(trajectory_uid, prompt_uid) of all trajectories in the pool, and of the last that left it."""
     return {(one.trajectory_uid, one.prompt_uid) async for changes in all_changes(pool) for one in changes.snapshots}
 
 
-async def _dropped(pool: PoolReader) -> Counter[str]:
+async def _dropped(pool: PoolClient) -> Counter[str]:
     found: Counter[str] = Counter()
     for channel in (await pool.stats()).channels.values():
         found.update({cause: tally.steps for cause, tally in channel.dropped.items()})

@@ -16,8 +16,8 @@ from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import PoolUnavailable
 from stepwell.exports.selection import Selection
 from stepwell.pool.api.consent import may_keep
-from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot
+from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import Columns, pack, stack, unpack
 from stepwell.steps.groups import StepGroup
 
@@ -79,7 +79,7 @@ class PoolListing:
                 yield page
 
 
-async def all_changes(pool: PoolReader, backoff: Backoff = BACKOFF) -> AsyncIterator[Changes]:
+async def all_changes(pool: PoolClient, backoff: Backoff = BACKOFF) -> AsyncIterator[Changes]:
     """Everything that the pool lists, page by page. PoolUnavailable if a shard does not answer: a part is not all."""
     cursors, more = dict[str, Cursor](), True
     while more:
@@ -89,14 +89,14 @@ async def all_changes(pool: PoolReader, backoff: Backoff = BACKOFF) -> AsyncIter
         cursors, more = dict(changes.cursors), changes.more
 
 
-async def _changes_of_all(pool: PoolReader, cursors: dict[str, Cursor]) -> Changes:
+async def _changes_of_all(pool: PoolClient, cursors: dict[str, Cursor]) -> Changes:
     changes = await pool.changes(cursors)
     if changes.missing:
         raise PoolUnavailable(f"no answer from {', '.join(changes.missing)}; nothing can be listed without them")
     return changes
 
 
-async def list_pool(pool: PoolReader, selection: Selection) -> PoolListing:
+async def list_pool(pool: PoolClient, selection: Selection) -> PoolListing:
     listing = PoolListing()
     async for changes in all_changes(pool):
         for shard in changes.reset_shards:
@@ -110,7 +110,7 @@ async def list_pool(pool: PoolReader, selection: Selection) -> PoolListing:
 
 
 async def read_groups(
-    pool: PoolReader,
+    pool: PoolClient,
     listing: PoolListing,
     backoff: Backoff = BACKOFF,
     max_trajectories: int = PAGE_TRAJECTORIES,

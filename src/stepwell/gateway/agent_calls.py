@@ -60,8 +60,8 @@ from stepwell.gateway.unrecorded_calls import (
     as_unrecorded,
     require_consistent,
 )
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import CONTINUED, ENDED_BY, TRAIN, Registration, TrajectoryRef
+from stepwell.pool.client import PoolClient
 from stepwell.steps.conversation import MARKERS_IN_TEXT
 from stepwell.steps.sampling import SIDE_CALL, LeftOutLog
 from stepwell.steps.step import Json, Step
@@ -84,7 +84,7 @@ CLOSE_TIMEOUT = 1.0
 class AgentCalls:
     """Calls in any dialect: of agents, which have a base_url, and unrecorded ones."""
 
-    pool: StepSink
+    pool: PoolClient
     engines: EngineFleet
     known: KnownTrajectories
     placement: CallPlacement

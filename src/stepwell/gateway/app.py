@@ -54,7 +54,9 @@ from stepwell.gateway.routes.whitebox_routes import whitebox_router
 from stepwell.gateway.token_counts import TokenCounts
 from stepwell.gateway.trajectories import ASK_TIMEOUT, KnownTrajectories
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
-from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
+from stepwell.pool.api.scoring import RewardScorer
+from stepwell.pool.client import PoolClient
+from stepwell.pool.client.link import LinkClient
 from stepwell.steps.sampling import LeftOutLog
 
 log = logging.getLogger("stepwell.gateway")
@@ -82,7 +84,7 @@ NO_CHOICE = CallQuota()
 
 def create_app(
     *,
-    pool: StepSink,
+    pool: PoolClient,
     engines: EngineFleet,
     watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
     discoveries: Sequence[EngineDiscovery] = (),
@@ -96,7 +98,7 @@ def create_app(
     is_durable: bool = False,
     atropos: MountedApp | None = None,
     sampling: Mapping[str, SamplingPolicy] = MappingProxyType({}),
-    link: RayLinkStatus | None = None,
+    link: LinkClient | None = None,
     answers_unchecked: bool = True,
     trained_model: str = "",
     other_models: Sequence[str] = (),

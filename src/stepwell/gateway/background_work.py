@@ -21,12 +21,12 @@ from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.asgi import MountedApp
 from stepwell.gateway.routes.operator_routes import ReadinessCheck
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
-from stepwell.pool.api.ports import StepSink
+from stepwell.pool.client import PoolClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundWork:
-    pool: StepSink
+    pool: PoolClient
     engines: EngineFleet
     watch: Callable[[], Coroutine[Any, Any, None]] | None
     """Keeps the states of the engines up to date in place of their own."""

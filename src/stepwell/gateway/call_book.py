@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepwell.pool.api.calls import CallBegun, HeldCalls
-from stepwell.pool.api.ports import StepSink
+from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
@@ -30,7 +30,7 @@ class BookedCall:
 
 
 class CallBook:
-    def __init__(self, pool: StepSink, *, announce_wait: float = ANNOUNCE_WAIT) -> None:
+    def __init__(self, pool: PoolClient, *, announce_wait: float = ANNOUNCE_WAIT) -> None:
         self.unannounced = 0
         """Answers that ended before the pool knew of their call."""
         self._pool = pool

@@ -12,12 +12,12 @@ import asyncio
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.pool.api.ports import EngineDirectory
 from stepwell.pool.api.serving_state import ChannelPolicy
+from stepwell.pool.client import PoolClient
 
 
 class ChannelRouting:
-    def __init__(self, directory: EngineDirectory, hold: float) -> None:
+    def __init__(self, directory: PoolClient, hold: float) -> None:
         """`hold`: seconds for which a call waits while its channel is paused."""
         self._directory = directory
         self._hold = hold

@@ -19,7 +19,7 @@ from uuid import uuid4
 from stepwell.errors import StepwellError
 from stepwell.gateway.bridge.digests import RequestDigest, digest_request, lineage_of
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.pool.api.ports import StepSink
+from stepwell.pool.client import PoolClient
 from stepwell.wire.openai import Upstream
 
 log = logging.getLogger("stepwell.gateway")
@@ -43,7 +43,7 @@ class KeyedConversation:
 
 class Conversations:
     def __init__(
-        self, pool: StepSink, *, pool_timeout: float = POOL_TIMEOUT, clock: Callable[[], float] = time.monotonic
+        self, pool: PoolClient, *, pool_timeout: float = POOL_TIMEOUT, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._pool = pool
         self._pool_timeout = pool_timeout

@@ -17,9 +17,9 @@ from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import Forgotten, PoolFull, PoolUnavailable, StepwellError
 from stepwell.gateway.trajectories import ASK_PAUSE, ASK_TIMEOUT, MAX_KNOWN, UNCHECKED, KnownTrajectories
 from stepwell.gateway.unrecorded_calls import Unrecorded
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_id_of, session_prompt_uid
+from stepwell.pool.client import PoolClient
 
 BEAT = 1.0
 """Seconds between two reports of the sessions with a call in flight."""
@@ -36,7 +36,7 @@ class PlacedCall:
 class LiveSessions:
     def __init__(
         self,
-        pool: StepSink,
+        pool: PoolClient,
         known: KnownTrajectories,
         *,
         answers_unchecked: bool = True,

@@ -19,8 +19,8 @@ from stepwell.gateway.dialects.chat import repair_messages
 from stepwell.gateway.dialects.chat_form import assistant_message, joined_system
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
 
 STORED = "stored_turn"
@@ -34,7 +34,7 @@ UNKNOWN = "this trajectory has no stored response with this id; send the whole i
 
 @dataclass(slots=True)
 class StoredConversations:
-    pool: StepSink
+    pool: PoolClient
     outbox: Outbox
     settle_timeout: float = SETTLE_TIMEOUT
     max_kept_bytes: int = MAX_KEPT_BYTES

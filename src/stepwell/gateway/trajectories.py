@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import session_id_of
+from stepwell.pool.client import PoolClient
 
 MAX_KNOWN = 100_000
 UNCHECKED = ""
@@ -51,7 +51,7 @@ class KnownTrajectories:
 
     def __init__(
         self,
-        pool: StepSink,
+        pool: PoolClient,
         *,
         answers_unchecked: bool = True,
         ask_timeout: float = ASK_TIMEOUT,

@@ -20,9 +20,9 @@ from stepwell.gateway.http.quotas import CallQuotas
 from stepwell.gateway.live_sessions import LiveSessions, session_call
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.trajectories import KnownTrajectories
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, RewardGiven, TrajectoryRef
 from stepwell.pool.api.sessions import CLIENT, session_prompt_uid
+from stepwell.pool.client import PoolClient
 from stepwell.wire import gateway_api
 
 log = logging.getLogger("stepwell.gateway")
@@ -61,7 +61,7 @@ def _of_session_key(wanted: gateway_api.InitTrajectory, key: SessionKey) -> gate
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryLifecycle:
-    pool: StepSink
+    pool: PoolClient
     outbox: Outbox
     known: KnownTrajectories
     keys: AccessKeys

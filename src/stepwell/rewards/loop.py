@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import StepwellError
-from stepwell.pool.api.ports import RewardSource
 from stepwell.pool.api.scoring import Judgement
+from stepwell.pool.client import PoolClient
 from stepwell.rewards.sample import sample_of
 from stepwell.rewards.sandbox.runner import RewardRunner
 from stepwell.steps.step import Step
@@ -65,7 +65,7 @@ class HoldingPace:
 
 class RewardLoop:
     def __init__(
-        self, runner: RewardRunner, pool: RewardSource, *, lease: float | None = None, retry_pause: float = 1.0
+        self, runner: RewardRunner, pool: PoolClient, *, lease: float | None = None, retry_pause: float = 1.0
     ) -> None:
         """`lease`, in seconds, depends on the runner's timeout by default; a pool that does not answer is asked again
         after `retry_pause` seconds."""

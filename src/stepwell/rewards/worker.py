@@ -15,8 +15,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from stepwell.common.portable_actor import portable_actor
 from stepwell.errors import Conflict, RewardFailed, StepwellError
-from stepwell.pool.api.ports import RewardSource
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
+from stepwell.pool.client import PoolClient
 from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.sample import sample_of_request
 from stepwell.rewards.sandbox.messages import Job
@@ -49,7 +49,7 @@ class RewardPlan:
 
 
 class RewardLoopWorker:
-    def __init__(self, plan: RewardPlan, port_factory: Callable[[], RewardSource]) -> None:
+    def __init__(self, plan: RewardPlan, port_factory: Callable[[], PoolClient]) -> None:
         self._plan = plan
         self._port_factory = port_factory
         self._runner = RewardRunner(plan.job)
@@ -101,7 +101,7 @@ class RewardLoopWorker:
         self._has_started.set()
 
 
-def start_rewards(plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str) -> RewardPlan:
+def start_rewards(plan: RewardPlan, port_factory: Callable[[], PoolClient], namespace: str) -> RewardPlan:
     """Creates the workers, or finds existing ones; returns the plan that they follow, which may be another one.
 
     The workers outlive the process that started them, and Ray restarts them. Conflict if some exist with another job
@@ -126,7 +126,7 @@ def _find(name: str, namespace: str) -> Any | None:
 
 
 def _create(
-    name: str, plan: RewardPlan, port_factory: Callable[[], RewardSource], namespace: str, placement: WorkerPlacement
+    name: str, plan: RewardPlan, port_factory: Callable[[], PoolClient], namespace: str, placement: WorkerPlacement
 ) -> Any:
     actor: Any = ray.remote(portable_actor(RewardLoopWorker)).options(
         name=name,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.common.atomic_files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest, LeaseExpired, PoolUnavailable
-from stepwell.trainers.ports import TrainingPool
+from stepwell.pool.client import DataPool
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class TrainedLedger:
         self._leases += leases
         self._trained.update(OrderedDict.fromkeys(trained))
 
-    def acknowledge(self, pool: TrainingPool) -> None:
+    def acknowledge(self, pool: DataPool) -> None:
         """Acknowledge the open leases. Those of a pool that is away stay open: the next call tries them again."""
         try:
             pool.ack(self)

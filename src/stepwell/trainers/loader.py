@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepwell.common.optional import require
+from stepwell.pool.client import DataPool
 from stepwell.steps.rows import NO_VERSION
 from stepwell.steps.running_statistics import NO_PAST
 from stepwell.steps.step import FloatArray
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
-from stepwell.trainers.ports import TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import RowSettings, choose_old_logprobs
 
@@ -31,7 +31,7 @@ AT_TEMPERATURE_1 = RowSettings(temperature=1.0)
 
 
 def pool_loader(
-    pool: TrainingPool,
+    pool: DataPool,
     count: int,
     *,
     batches: int | None = None,

@@ -1,4 +1,4 @@
-"""What a trainer needs of a pool, as Protocols. `stepwell.pool.client.DataPool` implements them."""
+"""What several kinds of batches and lists of engines have in common, as trainers use it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -38,6 +38,8 @@ class TrainingBatch(HasLeases, Protocol):
 
 
 class VersionedPool(Protocol):
+    """A DataPool, or the engines of one version that the guard has staged."""
+
     def set_policy_version(self, version: int, *, check: bool = True) -> None:
         """The engines now serve these weights. Without `check` nobody else is asked whether they do."""
 
@@ -46,23 +48,3 @@ class VersionedPool(Protocol):
 
     def engines(self) -> Sequence[str]:
         """The addresses of the engines that gateways use now."""
-
-
-class PoolVersion(Protocol):
-    @property
-    def policy_version(self) -> int: ...
-
-
-class TrainingPool(VersionedPool, Protocol):
-    def fetch_batch(
-        self, count: int, *, timeout: float, lease: float | None, channel: str, unit: str = "groups"
-    ) -> TrainingBatch:
-        """The oldest ready groups, trajectories or steps. FetchTimeout says what is missing."""
-
-    def ack(self, batch: HasLeases) -> None:
-        """The batch was trained. LeaseExpired if that took too long: some of it will be leased again."""
-
-    def nack(self, batch: HasLeases) -> None:
-        """The batch was not trained: it returns to the head of the queue."""
-
-    def stats(self) -> PoolVersion: ...

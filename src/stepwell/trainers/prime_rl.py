@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.common.atomic_files import replacing_file
+from stepwell.pool.client import DataPool
 from stepwell.steps.running_statistics import NO_PAST
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
-from stepwell.trainers.ports import TrainingPool
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import RowSettings, choose_old_logprobs
 
@@ -58,7 +58,7 @@ class MicroBatchRows:
 class PrimeRlWriter:
     def __init__(
         self,
-        pool: TrainingPool,
+        pool: DataPool,
         output: Path,
         *,
         ranks: int,

@@ -22,10 +22,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from stepwell.errors import BadRequest
+from stepwell.pool.client import DataPool
 from stepwell.steps.running_statistics import NO_PAST
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
-from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.row_samples import RowSample, row_samples
 from stepwell.trainers.rows import TrainedRows, came_to_no_end, choose_rows
 from stepwell.trainers.settings import RowSettings, choose_old_logprobs
@@ -54,7 +55,7 @@ class SlimeRollouts:
 
     def __init__(
         self,
-        connect: Callable[[], TrainingPool],
+        connect: Callable[[], DataPool],
         *,
         channel: str = "train",
         timeout: float = 600.0,
@@ -71,7 +72,7 @@ class SlimeRollouts:
             rows or RowSettings(), ("recorded",), "slime's samples cannot leave out a log-probability"
         )
         self._sample_type = sample_type
-        self._pool: TrainingPool | None = None
+        self._pool: DataPool | None = None
         self._ledger = TrainedLedger()
         self._monitor = LearningMonitor(max_unlearnable)
         self._statistics = NO_PAST

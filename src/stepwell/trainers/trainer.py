@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from stepwell.errors import FetchTimeout, StepwellError
+from stepwell.pool.client import DataPool
 from stepwell.steps.running_statistics import NO_PAST, statistics_of
 from stepwell.trainers.checkpoint import (
     Checkpoint,
@@ -28,7 +29,7 @@ from stepwell.trainers.joined_batch import JoinedBatch
 from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.old_logprobs import OldPolicies
-from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.reporting import Report, Stopwatch, UpdateMetrics, guarded, measure
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import Settings, choose_old_logprobs
@@ -75,7 +76,7 @@ class AsyncTrainer:
 
     def __init__(
         self,
-        pool: TrainingPool,
+        pool: DataPool,
         model: "torch.nn.Module",
         *,
         settings: Settings | None = None,

@@ -28,7 +28,7 @@ StepwellCallback and last_checkpoint are in trl_callback.py.
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import Full, Queue
@@ -38,11 +38,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from stepwell.errors import BadRequest, FetchTimeout, StepwellError
+from stepwell.pool.client import DataPool
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.baselines import BaselineKind
 from stepwell.steps.credit import CreditKind
 from stepwell.trainers.learnable import LearningMonitor
-from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.row_samples import row_samples
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import OldLogprobs, RowSettings, choose_old_logprobs
@@ -61,11 +62,6 @@ SAID_EVERY = 60.0
 """Seconds without a group after which the log says what is missing, and between two such lines."""
 Rate: TypeAlias = tuple[float, float]
 """A sum and a count, whose quotient TRL logs."""
-
-
-class TrlPool(TrainingPool, Protocol):
-    def fetch_ready(self, most: int, *, lease: float, channel: str) -> Sequence[TrainingBatch]:
-        """At most so many groups that are ready now, each as a batch of its own."""
 
 
 def samples_of(rows: TrainedRows, group: int, versions: PolicyVersions) -> list[RolloutSample]:
@@ -103,7 +99,7 @@ class StepwellRolloutWorker:
 
     def __init__(
         self,
-        pool: TrlPool,
+        pool: DataPool,
         *,
         channel: str = "train",
         samples_ahead: int = 128,
@@ -281,7 +277,7 @@ class StepwellWeightTransfer:
     near 0 if they also compute with them.
     """
 
-    def __init__(self, sync: StateSync, pool: TrainingPool) -> None:
+    def __init__(self, sync: StateSync, pool: DataPool) -> None:
         self._sync = sync
         self._pool = pool
 

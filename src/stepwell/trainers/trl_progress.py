@@ -19,9 +19,9 @@ from threading import Lock
 from typing import Any
 
 from stepwell.errors import StepwellError
+from stepwell.pool.client import DataPool
 from stepwell.steps.running_statistics import NO_PAST, RunningStatistics, statistics_of
 from stepwell.trainers.checkpoint import TrainedLedger
-from stepwell.trainers.ports import TrainingPool
 from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber, packed, unpacked
 
 
@@ -126,7 +126,7 @@ class TrlProgress:
                 ],
             }
 
-    def restore(self, state: Mapping[str, Any], pool: TrainingPool, versions: PolicyVersions) -> list[RolloutSample]:
+    def restore(self, state: Mapping[str, Any], pool: DataPool, versions: PolicyVersions) -> list[RolloutSample]:
         """Continue from a checkpoint; acknowledges what it contains. Returns the samples of a begun group that TRL has
         not trained, which have the number 0."""
         self._ledger = TrainedLedger(state["leases"], state["trajectories"])
@@ -146,7 +146,7 @@ class TrlProgress:
             self.add(0, DeliveredGroup(leases=(), uids=(), statistics=self._statistics, samples=samples))
         return samples
 
-    def commit(self, pool: TrainingPool) -> None:
+    def commit(self, pool: DataPool) -> None:
         """The weights are kept as they were when `state` or `train` was called last: acknowledge what they contain."""
         with self._lock:
             for group in (*self._settled, *self._begun()):
@@ -157,7 +157,7 @@ class TrlProgress:
         if self._ledger.leases:
             self._ledger.acknowledge(pool)
 
-    def close(self, pool: TrainingPool) -> None:
+    def close(self, pool: DataPool) -> None:
         """Return what is not committed to the pool."""
         if self._ledger.leases:
             self._ledger.acknowledge(pool)

@@ -22,8 +22,7 @@ from typing import Any, TypeAlias
 from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.config.up import UpSettings
 from stepwell.errors import BadRequest
-from stepwell.pool.client.ray_cluster import join_ray, local_ray
-from stepwell.pool.client.ray_folder import make_ray_folder
+from stepwell.pool.client.ray_cluster import join_ray, local_ray, make_ray_folder
 from stepwell.up.background import detach, redirect_output
 from stepwell.up.engine_model import ServedModel, missing_lines, wait_for_model
 from stepwell.up.launch_plan import LaunchPlan, make_plan, url_of

@@ -22,7 +22,7 @@ import orjson
 from stepwell.common.atomic_files import replacing_file
 from stepwell.common.private_files import read_own, why_folder_is_not_ours
 from stepwell.errors import Conflict, Forbidden
-from stepwell.pool.client.ray_folder import PREFIX
+from stepwell.pool.client.ray_cluster import RAY_FOLDER
 
 NAME = ".stepwell"
 KEY_BYTES, TOKEN_BYTES = 24, 32
@@ -125,7 +125,7 @@ class StateFolder:
         if self.ray.is_symlink():
             before = self.ray.readlink()
             with suppress(OSError):
-                if before.name.startswith(PREFIX) and why_folder_is_not_ours(before) is None:
+                if before.name.startswith(RAY_FOLDER) and why_folder_is_not_ours(before) is None:
                     shutil.rmtree(before, ignore_errors=True)
             self.ray.unlink()
         self.ray.symlink_to(new)

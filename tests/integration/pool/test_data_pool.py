@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from stepwell.errors import BadRequest, Conflict, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
@@ -39,9 +39,10 @@ def test_get_actor_finds_it_by_name_and_its_methods_work(client: PoolClient, nam
     pool = ray.get_actor("data_pool", namespace)
     step = make_step(step_index=0, is_last=True, reward=1.0, metadata={"source": "test"})
     assert ray.get(pool.run.remote([AddSteps(pack([step]), "train")])) == [["accepted"]]
-    batch = batch_of(ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))))
+    batch = batch_of(ray.get(pool.take.remote(BatchRequest(count=1, channel="train"), 60.0, "lease")))
     assert len(batch) == 1
     assert same_step(batch.groups()[0][0][0], replace(step, trajectory_return=1.0, reward_of="step"))
+    assert ray.get(pool.ack.remote("lease")) is Settlement.DONE
     ray.get(pool.set_policy_version.remote(3))
     assert ray.get(pool.stats.remote()).policy_version == 3
 

@@ -36,7 +36,8 @@ def test_a_full_pool_takes_little_more_than_it_holds_however_much_went_through_i
     pool, pid = actor("data_pool", namespace), pid_of("data_pool", namespace)
     messages = endless_messages()
     ray.get(pool.run.remote([AddSteps(next(messages), "train", GROUP)]))
-    ray.get(pool.fetch_batch.remote(BatchRequest(count=A_MESSAGE // GROUP, channel="train")))
+    ray.get(pool.take.remote(BatchRequest(count=A_MESSAGE // GROUP, channel="train"), 60.0, "lease"))
+    ray.get(pool.ack.remote("lease"))
     before = own_memory(pid)
 
     send(pool, islice(messages, GROUPS * GROUP // A_MESSAGE))
@@ -61,7 +62,8 @@ def test_a_long_session_is_stored_once_and_comes_out_bit_for_bit(namespace: str)
         assert ray.get(pool.run.remote([AddSteps(pack([step]), "train")])) == [["accepted"]]
     assert ray.get(pool.stats.remote()).channels["train"].nbytes <= 3 * 4 * FINAL_LENGTH
 
-    shipped = unpack(ray.get(pool.fetch_batch.remote(BatchRequest(count=1, channel="train"))).columns, copy=False)
+    leased = ray.get(pool.take.remote(BatchRequest(count=1, channel="train"), 60.0, "lease"))
+    shipped = unpack(leased.columns, copy=False)
     assert [step.uid for step in shipped] == [step.uid for step in session]
     for ours, theirs in zip(session, shipped, strict=True):
         assert ours.prompt_ids.tobytes() == theirs.prompt_ids.tobytes()

@@ -14,6 +14,7 @@ from stepwell.errors import Conflict, NotReady, PoolUnavailable
 from stepwell.up.command_policy import set_version
 from tests.integration.gateway.agent import agent_of
 from tests.integration.truth.test_engines_without_known_weights_get_no_calls import engines_of, until_state
+from tests.rig.asked import called
 from tests.rig.calls import get
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
@@ -84,12 +85,12 @@ async def test_the_agent_runs_again_after_a_version_that_no_engine_has_was_set(
 async def test_an_answer_of_the_pool_that_comes_too_late_is_no_leave(engine: FakeEngine, pool: LocalPool) -> None:
     asked, call = [], pool.transport.call
 
-    async def late_at_first(shard: str, method: str, *rest: Any) -> Any:
-        if method == "why_unreported":
+    async def late_at_first(shard: str, method: str, args: Any, kwargs: Any) -> Any:
+        if called(method, args) == "WhyUnreported":
             asked.append(method)
             if len(asked) <= 2:
                 raise PoolUnavailable("no answer in time")
-        return await call(shard, method, *rest)
+        return await call(shard, method, args, kwargs)
 
     async with serve_gateway(pool, [engine.url]) as gateway, agent_of(gateway) as agent:
         await agent.ask()

@@ -13,7 +13,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
 from stepwell.atropos.http import MAX_BODY
 from stepwell.common.listening import served_hosts
-from stepwell.pool.api.ports import GroupExchange
+from stepwell.pool.client import PoolClient
 from tests.rig.gateways import LOOPBACK, GatewayProcess, served_process
 from tests.rig.waiting import until
 
@@ -49,7 +49,7 @@ def firsts(batch: Sequence[dict[str, Any]]) -> list[int]:
 
 @asynccontextmanager
 async def serve_atropos(
-    pool: GroupExchange,
+    pool: PoolClient,
     *,
     control_keys: Sequence[str] = (),
     state: Path | None = None,

@@ -9,7 +9,6 @@ import time
 from itertools import count
 from pathlib import Path
 
-from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
@@ -19,7 +18,7 @@ from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
-from tests.rig.asked import asked
+from tests.rig.asked import asked, trained
 
 GROUPS_PER_FILE = 5
 LOG_PAGES = 20
@@ -43,7 +42,7 @@ async def main(folder: Path) -> None:
         await service.run([Register(Registration(uid, prompt))])
         await asked(service, AddSteps(pack([make_step(uid, prompt, uid=f"s{number}")])))
         await service.run([Complete(uid, prompt, 1.0)])
-        await service.fetch_batch(BatchRequest(count=1, channel="train"))
+        await trained(service)
         sys.stdout.write(f"group {uid}\n")
         sys.stdout.flush()
         assert await asked(service, GiveReward(RewardGiven(trajectory_uid=uid, prompt_uid=prompt, value=0.5)))

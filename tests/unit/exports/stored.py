@@ -4,12 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.curation import AuditPage, Curation, CurationOutcome
-from stepwell.pool.api.policy import PolicyStatus
-from stepwell.pool.api.preview import BatchPreview
-from stepwell.pool.api.series import TimeSeries
-from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
+from stepwell.pool.client import PoolClient
+from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Step
@@ -33,10 +30,11 @@ def summary(uid: str, prompt_uid: str = "p", **fields: Any) -> TrajectorySnapsho
     return TrajectorySnapshot(trajectory_uid=uid, prompt_uid=prompt_uid, **{**common, **fields})
 
 
-class ShownPool:
-    """Tells of changes in the pages it was given, and holds the steps it was given."""
+class ShownPool(PoolClient):
+    """No shard is behind it. Tells of changes in the pages it was given, and holds the steps it was given."""
 
     def __init__(self, pages: Sequence[Sequence[TrajectorySnapshot]], steps: Sequence[Step]) -> None:
+        super().__init__("data_pool", transport=InProcessTransport({}))
         self._pages, self._steps = pages, steps
         self.anew: Mapping[int, Sequence[str]] = {}
         """By page: which shards begin anew with it."""
@@ -61,23 +59,3 @@ class ShownPool:
         return pack(
             [s for uid, prompt in uids for s in self._steps if (s.trajectory_uid, s.prompt_uid) == (uid, prompt)]
         )
-
-    async def stats(self) -> PoolStats:
-        raise NotImplementedError
-
-    async def preview(self, channel: str) -> BatchPreview:
-        raise NotImplementedError
-
-    async def policy_status(self, channel: str = "train") -> PolicyStatus:
-        raise NotImplementedError
-
-    async def series(self, *, seconds: float) -> TimeSeries:
-        raise NotImplementedError
-
-    async def curate(self, curation: Curation) -> CurationOutcome:
-        raise NotImplementedError
-
-    async def audit(self, limit: int = 200, trajectory_uid: str | None = None) -> AuditPage:
-        raise NotImplementedError
-
-    async def check(self) -> None: ...

@@ -2,20 +2,17 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.exports.import_run import common_metadata, import_groups, message
 from stepwell.exports.progress import TransferProgress
-from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
-from stepwell.pool.api.stats import PoolStats
-from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
-from tests.builders import EasyPool, make_step
-from tests.unit.exports.stored import ShownPool, stored, summary, turns
+from tests.builders import make_step
+from tests.rig.local_pool import LocalPool
+from tests.unit.exports.stored import stored, turns
 
 
 def test_a_group_has_as_many_places_as_trajectories() -> None:
@@ -53,41 +50,26 @@ def test_a_file_that_names_no_channel_is_not_guessed_into_one() -> None:
     assert wanted.channel == "replay"
 
 
-class FilledPool(ShownPool):
-    """Takes what is sent into the pool's own rules."""
-
-    def __init__(self, **limits: Any) -> None:
-        super().__init__([[summary("known")]], [])
-        self.rules = EasyPool(Limits(**limits))
-
-    async def stats(self) -> PoolStats:
-        return self.rules.stats()
-
-    async def submit_columns(self, columns: Columns, registrations: Sequence[Registration]) -> list[SubmitVerdict]:
-        return self.rules.ingest.submit_groups(columns, registrations)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"an import has no use for {name}")
-
-
 async def each(groups: Sequence[StepGroup]) -> AsyncIterator[StepGroup]:
     for group in groups:
         yield group
 
 
 async def test_an_import_is_counted_by_what_became_of_its_steps() -> None:
-    pool: Any = FilledPool()
-    groups = [stored(turns("a", 2), turns("b")), stored(turns("known"))]
+    pool = LocalPool()
+    await pool.register_trajectory(Registration("known", "q"))
+    await pool.abort_trajectory("known", "q")
+    groups = [stored(turns("a", 2), turns("b")), stored(turns("known", 1, "q"))]
     report = await import_groups(pool, each(groups), None, TransferProgress())
-    assert report.verdicts == {SubmitVerdict.ACCEPTED: 3, SubmitVerdict.UNKNOWN: 1}
-    assert report.text() == "3 accepted, 1 unknown"
+    assert report.verdicts == {SubmitVerdict.ACCEPTED: 3, SubmitVerdict.LATE: 1}
+    assert report.text() == "3 accepted, 1 late"
     again = await import_groups(pool, each(groups), None, TransferProgress())
-    assert again.verdicts == {SubmitVerdict.DUPLICATE: 3, SubmitVerdict.UNKNOWN: 1}
+    assert again.verdicts == {SubmitVerdict.DUPLICATE: 3, SubmitVerdict.LATE: 1}
     assert pool.rules.stats().channels["train"].ready_groups == 1
 
 
 async def test_a_trajectory_that_does_not_add_up_is_not_sent() -> None:
-    pool: Any = FilledPool()
+    pool = LocalPool()
     bad = [*turns("a"), make_step("a", "p", step_index=1, response_ids=[])]
     report = await import_groups(pool, each([stored(bad, turns("b")), stored(bad)]), None, TransferProgress())
     assert (report.verdicts, report.unsound) == ({SubmitVerdict.ACCEPTED: 1}, Counter(no_response_ids=2))
@@ -95,12 +77,12 @@ async def test_a_trajectory_that_does_not_add_up_is_not_sent() -> None:
 
 
 async def test_what_the_pool_has_no_room_for_is_told() -> None:
-    pool: Any = FilledPool(max_queue_size=1)
+    pool = LocalPool(max_queue_size=1)
     groups = each([stored(turns(uid, 2, uid)) for uid in "abc"])
     report = await import_groups(pool, groups, None, TransferProgress(), message_bytes=1)
     assert report.dropped == {"evicted": 4}
 
 
 async def test_nothing_to_import_is_said() -> None:
-    pool: Any = FilledPool()
+    pool = LocalPool()
     assert (await import_groups(pool, each([]), None, TransferProgress())).text() == "there was nothing to import"

@@ -12,7 +12,6 @@ import pyarrow.parquet
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
@@ -23,7 +22,7 @@ from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_TRAJECTORY
 from stepwell.steps.columns import pack
 from tests.builders import make_step
-from tests.rig.asked import asked
+from tests.rig.asked import asked, trained
 
 T = TypeVar("T")
 
@@ -101,7 +100,7 @@ async def train(service: ShardService, *uids: str) -> None:
         await in_time(service.run([Register(Registration(uid, uid))]))
         assert await in_time(asked(service, AddSteps(pack([make_step(uid, uid)])))) == [SubmitVerdict.ACCEPTED]
         await in_time(service.run([Complete(uid, uid, 1.0)]))
-        await in_time(service.fetch_batch(BatchRequest(count=1, channel="train")))
+        await in_time(trained(service))
 
 
 async def until_waiting(service: ShardService, groups: int) -> None:

@@ -112,7 +112,8 @@ async def test_a_nearly_full_disk_takes_no_new_data_and_serves_what_is_there(
     with pytest.raises(PoolUnavailable, match="data_pool: no new data is taken, .* Free some space"):
         await client.check()
     assert await service.run([Complete("t0", "p0", 1.0)]) == [EndResult.COMPLETED]
-    leased = await service.fetch_batch(BatchRequest(count=1, channel="train"), 1.0, 60.0, "lease")
+    leased = await service.take(BatchRequest(count=1, channel="train"), 60.0, "lease")
+    assert leased is not None
     assert leased.columns.trajectory_uids == ["t0"]
     assert await service.ack("lease") is Settlement.DONE
     assert caplog.text.count("takes no new data") == 1

@@ -12,7 +12,6 @@ import pytest
 
 from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.curation import Curation, CurationAction
-from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout, LayoutDiffers
@@ -25,7 +24,7 @@ from stepwell.pool.slices.steps import AddGroups, AddSteps
 from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_group, make_step
-from tests.rig.asked import asked
+from tests.rig.asked import asked, trained
 from tests.rig.local_pool import LocalPool, LocalTransport
 from tests.rig.waiting import until
 
@@ -305,7 +304,7 @@ async def test_a_shard_that_leaves_first_archives_all_that_it_has(tmp_path: Path
     shard = ShardService(plan, "data_pool-1", journal=journal, archive=archive)
     prompt = next(p for p in PROMPTS if Layout(1, 2).owner(p) == 1)
     await asked(shard, AddGroups(pack(make_group(prompt, 1)[0]), make_group(prompt, 1)[1]), 1)
-    await shard.fetch_batch(BatchRequest(count=1, channel="train"), lease=None)
+    await trained(shard)
     await shard.adopt_plan(plan.resharded(1))
     assert await shard.undrained() == 1
     archive.flush()

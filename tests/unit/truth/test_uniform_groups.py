@@ -4,7 +4,6 @@ import logging
 
 import pytest
 
-from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
@@ -12,7 +11,7 @@ from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import EasyPool, make_step
-from tests.rig.asked import asked
+from tests.rig.asked import asked, trained
 
 
 def send(pool: EasyPool, prompt: str, *responses: list[int]) -> None:
@@ -51,7 +50,7 @@ async def test_it_is_said_in_the_log_ever_more_rarely(caplog: pytest.LogCaptureF
                 await service.run([Register(Registration(uid, prompt, "train", 2))])
                 await asked(service, AddSteps(pack([make_step(uid, prompt)])))
                 await service.run([Complete(uid, prompt, 1.0)])
-            await service.fetch_batch(BatchRequest(count=1, channel="train"))
+            await trained(service)
     said = [record.getMessage() for record in caplog.records]
     assert [text.partition(" groups")[0] for text in said] == [f"shard data_pool: in {count}" for count in (1, 2, 4)]
     assert "do the agents send a fixed seed" in said[0]

@@ -4,7 +4,9 @@ import pytest
 
 from stepwell.errors import Conflict
 from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision, PolicyStatus, RewardTally
+from stepwell.pool.slices.policy import ReportEngines
 from stepwell.up.command_policy import promote, roll_back, set_version, status_lines
+from tests.rig.asked import asked
 from tests.rig.local_pool import LocalPool
 from tests.rig.requested import requested
 
@@ -53,7 +55,7 @@ async def test_a_version_without_a_canary_is_allowed_for_a_guard_and_changes_not
 async def test_an_operator_sets_a_version_that_an_engine_has_and_no_other(pool: LocalPool) -> None:
     shard = pool.transport.services["data_pool"]
     await requested(shard, "gateway")
-    await shard.report_engines("gateway", {"http://new": 0})
+    await asked(shard, ReportEngines("gateway", {"http://new": 0}))
     said = await set_version(pool, 0)
     assert said == "the policy has version 0: engines that report it, or a newer one, get calls within a second"
     assert (await pool.newest_serving()).policy_version == 0

@@ -16,8 +16,8 @@ from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.texts import ConversationTexts
 from stepwell.dashboard.index.trajectories import TrajectoryIndex, TrajectoryKey, key_of
 from stepwell.errors import StepwellError
-from stepwell.pool.api.ports import PoolReader
 from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
+from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.conversation import shared_length
 from stepwell.steps.step import Step
@@ -73,7 +73,7 @@ class CallBudget:
 class PoolFollower:
     """Asks the pool for changes about once a second and puts them into the index."""
 
-    def __init__(self, pool: PoolReader, index: TrajectoryIndex, texts: ConversationTexts) -> None:
+    def __init__(self, pool: PoolClient, index: TrajectoryIndex, texts: ConversationTexts) -> None:
         self._pool = pool
         self._index = index
         self._texts = texts
@@ -109,7 +109,7 @@ class PoolFollower:
 class TextIndexer:
     """Reads conversations from the pool for the text search."""
 
-    def __init__(self, pool: PoolReader, texts: ConversationTexts, decoder: TokenDecoder) -> None:
+    def __init__(self, pool: PoolClient, texts: ConversationTexts, decoder: TokenDecoder) -> None:
         self._pool = pool
         self._texts = texts
         self._decoder = decoder

@@ -28,8 +28,8 @@ from stepwell.gateway.bridge.recent_turns import RecentTurns
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 from stepwell.gateway.bridge.thinking import ThinkingPolicy, thinking_to_prove
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.client import PoolClient
 from stepwell.steps.step import BRIDGED, RENDERED, IntArray, JsonObject, Step
 from stepwell.wire.openai import Upstream
 
@@ -83,7 +83,7 @@ class PromptPlan:
 @dataclass(slots=True, eq=False, kw_only=True)
 class Bridge:
     engines: EngineFleet
-    pool: StepSink
+    pool: PoolClient
     thinking: ThinkingPolicy = ThinkingPolicy.TEMPLATE
     turns: RecentTurns = field(default_factory=RecentTurns)
     probes: TemplateProbes = field(default_factory=TemplateProbes)

@@ -33,8 +33,8 @@ from stepwell.gateway.recording.outbox_queue import MAX_MESSAGE, OutboxQueue
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_marks import StepMarks
 from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import SubmitVerdict
+from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
@@ -58,7 +58,7 @@ TAKEN = (SubmitVerdict.ACCEPTED, SubmitVerdict.DUPLICATE, SubmitVerdict.QUARANTI
 class Outbox:
     def __init__(
         self,
-        pool: StepSink,
+        pool: PoolClient,
         on_refused: Callable[[str], None],
         *,
         calls: CallBook | None = None,

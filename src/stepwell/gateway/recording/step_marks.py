@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from stepwell.errors import PoolUnavailable, StepwellError
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.client import PoolClient
 
 log = logging.getLogger("stepwell.gateway")
 
@@ -19,7 +19,7 @@ MAX_WAITING = 10_000
 
 
 class StepMarks:
-    def __init__(self, pool: StepSink, *, retry_pause: float, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, pool: PoolClient, *, retry_pause: float, max_waiting: int = MAX_WAITING) -> None:
         self.told: Counter[str] = Counter()
         """Steps, by mark."""
         self.lost: Counter[str] = Counter()

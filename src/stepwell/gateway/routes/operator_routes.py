@@ -21,7 +21,9 @@ from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.trajectories import KnownTrajectories
-from stepwell.pool.api.ports import RayLinkStatus, RewardScorer, StepSink
+from stepwell.pool.api.scoring import RewardScorer
+from stepwell.pool.client import PoolClient
+from stepwell.pool.client.link import LinkClient
 from stepwell.wire import gateway_api
 
 log = logging.getLogger("stepwell.gateway")
@@ -34,7 +36,7 @@ READY_INTERVAL = 1.0
 class ReadinessCheck:
     """What this gateway still lacks, for /ready and for the log."""
 
-    pool: StepSink
+    pool: PoolClient
     engines: EngineFleet
     tokenizer: BackgroundTokenizer
     rewards: RewardScorer | None
@@ -76,7 +78,7 @@ class ReadinessCheck:
         return "; ".join(f"{engine.address}: {engine.why}" for engine in engines) or "there is none"
 
 
-async def _why_not(part: StepSink | RewardScorer) -> str | None:
+async def _why_not(part: PoolClient | RewardScorer) -> str | None:
     try:
         await part.check()
     except StepwellError as failure:
@@ -213,7 +215,7 @@ def _register_canary_readings(metrics: GatewayMetrics, engines: EngineFleet) -> 
     )
 
 
-def register_pool_readings(metrics: GatewayMetrics, known: KnownTrajectories, link: RayLinkStatus | None) -> None:
+def register_pool_readings(metrics: GatewayMetrics, known: KnownTrajectories, link: LinkClient | None) -> None:
     """Show how this gateway gets along without the pool."""
     text = "Calls answered although the pool could not be asked for their trajectory."
     metrics.read_from("stepwell_unchecked_calls", text, (), lambda: [((), known.unchecked)], kind="counter")

@@ -15,9 +15,9 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import UnknownAddress
 from stepwell.gateway.http.error_responses import relay
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import V1_ROOT
+from stepwell.pool.client import PoolClient
 from stepwell.wire import gateway_api
 
 
@@ -47,7 +47,7 @@ async def open_as_asked(
     return await lifecycle.open(wanted, str(request.base_url), caller_of(request.scope), is_key_in_url=key)
 
 
-def opening_router(lifecycle: TrajectoryLifecycle, pool: StepSink, engines: EngineFleet) -> APIRouter:
+def opening_router(lifecycle: TrajectoryLifecycle, pool: PoolClient, engines: EngineFleet) -> APIRouter:
     """Routes that name no trajectory."""
     router = APIRouter()
 

@@ -20,9 +20,9 @@ from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.generations import Generations, Told
 from stepwell.gateway.recording.step_builder import BegunStep, build_steps
 from stepwell.gateway.unrecorded_calls import UNRECORDED_HEADER, Unrecorded
-from stepwell.pool.api.ports import RewardScorer, StepSink
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
-from stepwell.pool.api.scoring import RewardRequest
+from stepwell.pool.api.scoring import RewardRequest, RewardScorer
+from stepwell.pool.client import PoolClient
 from stepwell.steps.sampling import LeftOutLog, with_distribution, with_mode
 from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Exactness, Step, ids_array
@@ -30,7 +30,7 @@ from stepwell.wire import gateway_api
 
 
 def whitebox_router(
-    pool: StepSink,
+    pool: PoolClient,
     engines: EngineFleet,
     tokenizer: BackgroundTokenizer,
     rewards: RewardScorer | None,
@@ -110,7 +110,7 @@ async def _computed_reward(
     return gateway_api.RewardComputed.model_validate(score, from_attributes=True)
 
 
-async def _check_channels(caller: Caller, channel: str, steps: Sequence[Step], pool: StepSink) -> None:
+async def _check_channels(caller: Caller, channel: str, steps: Sequence[Step], pool: PoolClient) -> None:
     """NotPermitted if the caller's key is not for the channel, or for that of a trajectory that is there already."""
     caller.require_channel(channel)
     if caller.is_scoped:

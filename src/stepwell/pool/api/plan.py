@@ -9,6 +9,10 @@ from stepwell.common.urls import hide_password
 from stepwell.pool.api.leasing import Order
 from stepwell.pool.api.shard_layout import Layout
 
+MEMORY_SHARE = 1 / 8
+"""Of the memory of a node: what the shards of a pool may hold in one channel. There may be several channels, and the
+node has other work."""
+
 
 @sent
 class Overflow(StrEnum):
@@ -190,3 +194,10 @@ class PoolPlan:
     def drained(self) -> "PoolPlan":
         """No shard has a group of a former layout any more."""
         return self.with_layouts([Layout(self.revision + 1, self.shards)])
+
+
+def bounded_limits(plan: PoolPlan, memory: int) -> Limits:
+    """The plan's, with a bound for bytes. `memory` is in bytes. All shards of the pool may be on one node."""
+    if plan.limits.max_bytes is not None:
+        return plan.limits
+    return replace(plan.limits, max_bytes=int(memory * MEMORY_SHARE) // plan.shards)

@@ -9,7 +9,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from stepwell.common.message_format import message
 
@@ -122,28 +122,3 @@ def tally_rewards(rewards: Iterable[VersionReward]) -> dict[int, RewardTally]:
     for reward in rewards:
         tallies[reward.version] = tallies.get(reward.version, RewardTally()) + RewardTally(1, reward.reward)
     return tallies
-
-
-class GuardedPool(Protocol):
-    """The DataPool, as the guard sees it."""
-
-    @property
-    def policy_version(self) -> int: ...
-
-    def engines(self) -> Sequence[str]: ...
-
-    def announce_sync(self) -> None:
-        """A trainer lives that brings weights to the engines."""
-
-    def canary(self) -> Canary | None: ...
-
-    def decide(self, decision: PolicyDecision, canary: Canary | None = None, policy_version: int | None = None) -> None:
-        """Keeps the decision and sets the canary, or ends it if it is None, in one change; `refuse` and `overdue` leave
-        the canary as it is. `policy_version`: the version that all other sessions get from now on. Conflict if a
-        withdrawn version is to be promoted."""
-
-    def decisions(self) -> Sequence[PolicyDecision]:
-        """The last ones, the oldest first."""
-
-    def version_rewards(self, channel: str, cursor: dict[str, str] | None = None) -> VersionRewards:
-        """What was rewarded since the cursor; without one, only where the rewards end now."""

@@ -7,6 +7,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from stepwell.common.message_format import message, sent
 from stepwell.steps.step import JsonObject
@@ -102,3 +103,11 @@ class RewardRequest:
 class RewardScore:
     reward_score: float
     reward_extra_info: JsonObject
+
+
+class RewardScorer(Protocol):
+    """A reward worker, as a gateway sees it. A failure raises RewardFailed; it is never a score of zero."""
+
+    async def compute_reward(self, request: RewardRequest) -> RewardScore: ...
+
+    async def check(self) -> None: ...

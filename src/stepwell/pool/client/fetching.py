@@ -37,6 +37,8 @@ from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
 
+DELIVERY_LEASE = 60.0
+"""Seconds. The lease of a batch that is acknowledged on arrival."""
 LOOK_TIMEOUT = 2.0
 """Seconds. A shard that restarts is not waited for."""
 LOOK_PATIENCE = 0.25
@@ -62,6 +64,17 @@ async def fetch_oldest(
         raise
     finally:
         await fetch.close()
+
+
+async def fetch_and_ack(shards: ShardSet, held: HeldLeases, request: BatchRequest, timeout: float) -> LeasedGroups:
+    """The batch, acknowledged as soon as it has arrived."""
+    leased = await fetch_oldest(shards, held, request, timeout, DELIVERY_LEASE)
+    try:
+        await held.ack(leased.leases)
+    except BaseException:
+        held.put_back(leased.leases)
+        raise
+    return leased
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,3 +347,45 @@ def oldest_parts(summaries: dict[str, ReadySummary], count: int, limit: UserLimi
         users.setdefault(name, []).append(user)
     limits = {name: None if limit is None else UserLimit(0, Counter(filter(None, users[name]))) for name in users}
     return {name: BatchPart(len(found), limits[name]) for name, found in users.items()}
+
+
+async def take_ready(
+    shards: ShardSet, held: HeldLeases, request: BatchRequest, most: int, lease: float
+) -> list[LeasedGroups]:
+    """Of each shard its oldest ones, as many as are ready now, `most` of all shards together. A shard that is away has
+    none."""
+    names, request = await shards.names(), replace(request, batch=most)
+    sizes = [(most + number) // len(names) for number in range(len(names))]
+    taken: list[LeasedGroups] = []
+    try:
+        async with asyncio.TaskGroup() as calls:
+            for name, size in zip(names, sizes, strict=True):
+                if size:
+                    calls.create_task(_take_of(shards, held, name, request, size, lease, taken))
+    except BaseException as failure:
+        held.put_back([part for batch in taken for part in batch.leases])
+        if isinstance(failure, BaseExceptionGroup):
+            raise failure.exceptions[0] from None
+        raise
+    return sorted(taken, key=lambda batch: batch.opened_at[0])
+
+
+async def _take_of(
+    shards: ShardSet,
+    held: HeldLeases,
+    name: str,
+    request: BatchRequest,
+    most: int,
+    lease: float,
+    taken: list[LeasedGroups],
+) -> None:
+    leases = [(name, part_lease_uid(new_batch_uid(heartbeats=True), 0)) for _ in range(most)]
+    with held.holding(*leases):
+        try:
+            take = shards.at(name, await_restart=False).take_several(request, lease, [uid for _, uid in leases])
+            batches = await shards.while_it_answers(name, take)
+        except PoolUnavailable:
+            held.put_back(leases)
+            return
+    held.release(leases[len(batches) :])
+    taken += batches

@@ -14,12 +14,12 @@ import re
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.transport import ActorTransport
-from stepwell.pool.client.link_ends import Streams
+from stepwell.pool.client.link import Streams
 from stepwell.pool.client.link_messages import NO_CALL, LinkState, frame
 from stepwell.pool.client.network_link import (
     CONNECT_TIMEOUT,
@@ -29,14 +29,12 @@ from stepwell.pool.client.network_link import (
     proof_of,
     read_secrets,
 )
+from stepwell.pool.shard.operation import Operation, ShardRoute
 
 log = logging.getLogger("stepwell.pool")
 
-GATEWAY_CALLS = (
-    *("plan", "adopt_plan", "run", "run_flushed", "serving", "change_engines", "report_engines", "pacing"),
-    *("wait_news", "flushed", "leave"),
-)
-DASHBOARD_CALLS = ("stats", "series", "changes", "read", "preview", "decisions", "reward_tallies")
+GATEWAY_CALLS = (*("plan", "adopt_plan", "run", "run_flushed", "serving", "pacing", "wait_news", "flushed", "leave"),)
+DASHBOARD_CALLS = ("stats", "changes", "read", "preview")
 ATROPOS_CALLS = (
     *("offers", "fill", "take_offers", "renew", "ack", "ack_several", "settle", "nack", "put_back"),
     *("ready_groups", "clear"),
@@ -170,6 +168,19 @@ class LinkListener:
             log.warning("connections to the link that were closed since its start: %s", counts)
 
 
+def _refused(method: str, args: Sequence[Any]) -> Iterator[str]:
+    """The names of what may not come over a network. Operations about a group are calls of gateways."""
+    if method not in NETWORK_CALLS:
+        yield method
+    elif method in ("run", "run_flushed"):
+        is_list = method == "run" and bool(args) and isinstance(args[0], list)
+        for operation in args[0] if is_list else args[:1]:
+            if not isinstance(operation, Operation):
+                yield "what is no operation"
+            elif not (operation.over_network or operation.route is ShardRoute.GROUP):
+                yield type(operation).__name__
+
+
 class NetworkCalls:
     """The calls that may come over a network. Implements ActorTransport."""
 
@@ -188,9 +199,9 @@ class NetworkCalls:
                 f"{actor!r} is no shard of DataPool {self._pool!r}, which is all that this link leads to: other pools "
                 "need a link of their own, reward workers and other actors a process on a machine of the Ray cluster"
             )
-        if method not in NETWORK_CALLS:
+        for refused in _refused(method, args):
             raise BadRequest(
-                f"{method} is no call that a link over a network carries: make it on a machine of the Ray cluster"
+                f"{refused} is no call that a link over a network carries: make it on a machine of the Ray cluster"
             )
         if method == "adopt_plan":  # a client may bring a newer plan to a shard, but not decide which one
             args = [await self._transport.call(self._pool, "plan", (), {})]

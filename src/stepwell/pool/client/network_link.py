@@ -15,8 +15,7 @@ from pathlib import Path
 from stepwell.common.listening import READABLE_BY_ALL
 from stepwell.common.retry import Backoff
 from stepwell.errors import BadRequest
-from stepwell.pool.client.link import LinkClient
-from stepwell.pool.client.link_ends import FIRST_STATE_TIMEOUT, Streams
+from stepwell.pool.client.link import FIRST_STATE_TIMEOUT, LinkClient, Streams
 from stepwell.pool.client.link_messages import BUFFER, STARTING, LinkState, read_frame
 
 GREETING = b"stepwell link 1\n"

@@ -36,6 +36,10 @@ LOCAL_CPUS = 2
 QUIET_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"}
 NO_SECOND = {"RAY_ENABLE_AUTO_CONNECT": "0"}
 """Without it a call of Ray after its end starts another cluster, in a folder that is open to all users."""
+RAY_FOLDER = "sw-"
+"""What the names of the folders for the files of a Ray cluster begin with."""
+LONGEST_PARENT = 27
+"""Characters: a socket's path has at most 107, and Ray's part of it takes the others."""
 OVERRIDING_SETTINGS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
 """Settings in the environment that would lead to another cluster."""
 
@@ -188,3 +192,13 @@ def _token_text(address: str) -> str:
         f"Ray at {address} did not let this process in: its token is missing or wrong. Set RAY_AUTH_MODE=token and "
         "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token the cluster was started with"
     )
+
+
+def make_ray_folder() -> Path:
+    """A new folder for the files of a Ray cluster: its sockets, logs and spilled data. It is in RAY_TMPDIR or in the
+    folder for temporary files, if their paths are short enough.
+
+    Its mode is 0700: Ray gives its own folders 0777, so every user of the machine could connect to its object store.
+    """
+    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix=RAY_FOLDER, dir=parent if len(parent) <= LONGEST_PARENT else "/tmp"))

@@ -16,40 +16,38 @@ from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import new_reward_lease
 from stepwell.pool.api.news import UNSCORED, UNSEEN, Revision
 from stepwell.pool.api.scoring import Judgement
-from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
-from stepwell.pool.client.shards import RETRY_PAUSE, ShardClient, ShardSet
+from stepwell.pool.client.held_leases import HeldLeases
+from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
+from stepwell.pool.slices.scoring import GiveJudgements, TakeUnscored
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.pool")
 
 
-class ScoringClient(ShardClient):
-    """Implements RewardSource."""
-
-    _turn = 0
-
-    def __init__(self, shards: ShardSet, heartbeat_interval: float = HEARTBEAT_INTERVAL) -> None:
-        super().__init__(shards)
-        self._held = HeldLeases(shards, interval=heartbeat_interval)
+class ScoringTurns:
+    def __init__(self, shards: ShardSet, held: HeldLeases) -> None:
+        self._shards = shards
+        self._held = held
+        self._turn = 0
         self._empty: dict[str, Revision] = {}
         """By shard: the last news of work after which there was none."""
 
-    async def take_unscored(
-        self, count: int, *, lease: float, timeout: float, by_step: bool = False
+    async def take(
+        self, count: int, lease: float, timeout: float, by_step: bool
     ) -> tuple[str, list[list[Step]]] | None:
-        names = await self.shards.names()
+        names = await self._shards.names()
         self._turn = (self._turn + 1) % len(names)
         with suppress(PoolUnavailable):
             if (taken := await self._take(names[self._turn], count, lease, by_step)) is not None:
                 return taken
         return await self._take_first(names[self._turn :] + names[: self._turn], count, lease, timeout, by_step)
 
-    async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
-        async def give(name: str, own: list[int]) -> list[tuple[int, bool]]:
-            shard = self.shards.at(name, await_restart=False)
+    async def give(self, judgements: Sequence[Judgement]) -> list[bool]:
+        async def give_own(name: str, own: list[int]) -> list[tuple[int, bool]]:
+            given = GiveJudgements([judgements[index] for index in own])
             try:
-                counted = await shard.give_judgements([judgements[index] for index in own])
+                counted = await self._shards.run(name, given, await_restart=False)
             except PoolUnavailable as failure:
                 log.warning("%d judgements are lost and will be made again: %s", len(own), failure)
                 counted = [False] * len(own)
@@ -58,7 +56,7 @@ class ScoringClient(ShardClient):
         by_shard: dict[str, list[int]] = {}
         for index, judgement in enumerate(judgements):
             by_shard.setdefault(judgement.lease_uid.rpartition("/")[0], []).append(index)
-        answers = await asyncio.gather(*(give(name, own) for name, own in by_shard.items()))
+        answers = await asyncio.gather(*(give_own(name, own) for name, own in by_shard.items()))
         return [counted for _, counted in sorted(chain.from_iterable(answers))]
 
     async def _take_first(
@@ -67,7 +65,7 @@ class ScoringClient(ShardClient):
         """From the first shard that has work. None also if there are other shards by now."""
         deadline = time.monotonic() + timeout
         waits = {asyncio.create_task(self._wait(name, deadline)): name for name in names}
-        plan_changed = asyncio.create_task(self.shards.next_plan(None))
+        plan_changed = asyncio.create_task(self._shards.next_plan(None))
         outcomes: list[PoolUnavailable | None] = []
         try:
             while waits and not plan_changed.done():
@@ -97,7 +95,7 @@ class ScoringClient(ShardClient):
             failure = None
             try:
                 seen = {UNSCORED: self._empty.get(name, UNSEEN)}
-                news = await self.shards.wait_news(name, seen, max(0.0, deadline - time.monotonic()))
+                news = await self._shards.wait_news(name, seen, max(0.0, deadline - time.monotonic()))
                 if UNSCORED in news:
                     return news[UNSCORED].revision
             except PoolUnavailable as away:
@@ -108,7 +106,8 @@ class ScoringClient(ShardClient):
 
     async def _take(self, name: str, count: int, lease: float, by_step: bool) -> tuple[str, list[list[Step]]] | None:
         lease_uid = new_reward_lease(name)
-        columns = await self.shards.at(name, await_restart=False).take_unscored(count, lease, lease_uid, by_step)
+        take = TakeUnscored(count, lease, lease_uid, by_step)
+        columns = await self._shards.run(name, take, await_restart=False)
         if columns is None:
             return None
         with self._held.holding((name, lease_uid)):

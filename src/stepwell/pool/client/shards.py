@@ -20,6 +20,7 @@ from stepwell.pool.api.news import PLAN, UNSEEN, News, Seen
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
 from stepwell.pool.client.shared_question import NEWS_WAIT, SharedQuestion
+from stepwell.pool.shard.operation import Operation
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.service import ShardService
@@ -133,6 +134,15 @@ class ShardSet:
         call = partial(self._call, shard, self.timeout if timeout is None else timeout, await_restart)
         return cast("ShardService", _BoundShard(call))
 
+    async def run(
+        self, shard: str, operation: Operation[T], *, timeout: float | None = None, await_restart: bool = True
+    ) -> T:
+        """The answer of one shard to an operation that the layout of the shards does not route."""
+        (answer,) = await self.at(shard, timeout=timeout, await_restart=await_restart).run([operation])
+        if isinstance(answer, Exception):
+            raise answer
+        return cast("T", answer)
+
     async def call_all(
         self, call: Callable[["ShardService"], Awaitable[T]], *, timeout: float | None = None
     ) -> list[T]:
@@ -148,7 +158,7 @@ class ShardSet:
         self, call: Callable[[str, "ShardService"], Awaitable[T]], *, timeout: float | None = None
     ) -> PartialAnswer[T]:
         """The same with a question of its own for each shard, by its name."""
-        names = await self.names()
+        names = (await self.plan(timeout=timeout)).shard_names()
         calls: dict[asyncio.Future[T], str] = {
             asyncio.ensure_future(call(name, self.at(name, timeout=timeout))): name for name in names
         }
@@ -232,6 +242,7 @@ class ShardSet:
     async def _call(
         self, shard: str, timeout: float, await_restart: bool, method: str, *args: Any, **kwargs: Any
     ) -> Any:
+        what = type(args[0][0]).__name__ if method == "run" else method
         reason = "it did not answer"
         try:
             async with asyncio.timeout(timeout):
@@ -250,10 +261,10 @@ class ShardSet:
                         self._checked.pop(shard, None)
                         reason = f"it is away ({away})"
                         if not await_restart:
-                            raise PoolUnavailable(f"DataPool {shard!r}: no {method}; {reason}") from None
+                            raise PoolUnavailable(f"DataPool {shard!r}: no {what}; {reason}") from None
                     await asyncio.sleep(RETRY_PAUSE)
         except TimeoutError:
-            raise PoolUnavailable(f"DataPool {shard!r}: no {method} within {timeout:g} s; {reason}") from None
+            raise PoolUnavailable(f"DataPool {shard!r}: no {what} within {timeout:g} s; {reason}") from None
 
 
 async def _first_answers(calls: Iterable["asyncio.Future[T]"], timeout: float | None) -> "set[asyncio.Future[T]]":

@@ -25,7 +25,7 @@ from stepwell.common.portable_actor import portable_actor
 from stepwell.common.private_files import keep_files_private
 from stepwell.errors import JournalRefused, PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.plan import PoolPlan, bounded_limits
 from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.cluster_watch import wait_until_head_loses_state
@@ -33,7 +33,6 @@ from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_backends import find_journals, journal_backend
 from stepwell.pool.shard.journal_header import JournalHeader
 from stepwell.pool.shard.journal_identity import JournalIdentity
-from stepwell.pool.shard.memory_bound import bounded_limits
 from stepwell.pool.shard.placement import place_shards
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard

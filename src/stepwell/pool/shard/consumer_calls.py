@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from uuid import uuid4
 
-from stepwell.errors import FetchTimeout
 from stepwell.pool.api.leasing import (
     DECISION,
     BatchRequest,
@@ -22,11 +21,14 @@ from stepwell.pool.api.leasing import (
 from stepwell.pool.api.news import ready_topic
 from stepwell.pool.api.preview import ShardPreview
 from stepwell.pool.rules.heartbeats import LeaseHeartbeats
-from stepwell.pool.shard.lease_watch import LeaseWatch
 from stepwell.pool.shard.shard import Shard, ShardCalls
 
 log = logging.getLogger("stepwell.pool")
 
+HEARTBEAT_TIMEOUT = 10.0
+"""Seconds after its last heartbeat that a trainer is taken for dead."""
+TICKS = 10
+"""How often silent holders are looked for within that time."""
 DECISION_TIMEOUT = 2.0
 """Seconds that the coordinator of a batch may take to answer."""
 UNIFORM = "nothing can be learned from them; do the agents send a fixed seed, or temperature 0?"
@@ -41,20 +43,6 @@ class ConsumerCalls(ShardCalls):
         transactions.before_commit.append(self._watch_leases)
         self._next_uniform = 1
         """So many uniform groups are mentioned next in the log."""
-
-    async def fetch_batch(
-        self, request: BatchRequest, timeout: float = 60.0, lease: float | None = None, lease_uid: str = ""
-    ) -> LeasedGroups:
-        """The requested groups, as soon as they are ready. FetchTimeout says what is missing.
-
-        With a lease, they come back unless they are acknowledged in so many seconds. Without, they count as trained.
-        """
-        take, uid = partial(self.pool.leasing.take, request), lease_uid or uuid4().hex
-        leased = await self._transactions.wait_until(lambda: self._try_lease(take, uid, lease), timeout)
-        await self._transactions.commit()
-        if leased is None:
-            raise FetchTimeout(f"waited {timeout:g} s for {self.pool.waiting_for(request)}")
-        return leased
 
     async def take(self, request: BatchRequest, lease: float, lease_uid: str) -> LeasedGroups | None:
         """The requested groups if they are ready now."""
@@ -95,7 +83,8 @@ class ConsumerCalls(ShardCalls):
             return self._heartbeats.renew(lease_uids)
 
     async def nack(self, lease_uid: str) -> Settlement:
-        return await self._transactions.change(lambda: self.pool.leasing.nack(lease_uid))
+        async with self._transactions.transaction():
+            return self.pool.leasing.nack(lease_uid)
 
     async def peek(self, request: BatchRequest) -> ReadySummary:
         async with self._transactions.transaction():
@@ -123,7 +112,8 @@ class ConsumerCalls(ShardCalls):
 
     async def put_back(self, lease_uid: str) -> Settlement:
         """Return groups that no consumer has seen: this counts as no attempt."""
-        return await self._transactions.change(lambda: self.pool.leasing.nack(lease_uid, attempted=False))
+        async with self._transactions.transaction():
+            return self.pool.leasing.nack(lease_uid, attempted=False)
 
     async def ready_groups(self, channel: str) -> ReadyGroups:
         async with self._transactions.transaction():
@@ -146,25 +136,21 @@ class ConsumerCalls(ShardCalls):
         return ReadySummary(revision, ready.ages, nothing_after, ready.users)
 
     async def _lease_out(
-        self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float | None
+        self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float
     ) -> LeasedGroups | None:
-        """What `take` finds, under a lease of that name and so many seconds. Without a lease it counts as trained."""
+        """What `take` finds, under a lease of that name and so many seconds."""
         leased = self._try_lease(take, lease_uid, lease)
         await self._transactions.commit()
         return leased
 
     def _try_lease(
-        self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float | None
+        self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float
     ) -> LeasedGroups | None:
         """As `_lease_out`, before the commit."""
         self._transactions.begin()
-        leased = take(lease_uid, self._transactions.pool_time() + (lease or 0.0))
-        if leased is not None and lease is None:
-            self.pool.leasing.ack(lease_uid)
+        leased = take(lease_uid, self._transactions.pool_time() + lease)
         self._say_uniform()
-        if leased is None or lease is None:
-            return leased
-        return replace(leased, leases=((self._transactions.name, lease_uid),))
+        return None if leased is None else replace(leased, leases=((self._transactions.name, lease_uid),))
 
     def _say_uniform(self) -> None:
         """At the first, second, fourth, eighth group, and so on."""
@@ -191,7 +177,8 @@ class ConsumerCalls(ShardCalls):
                 "shard %s: the holders of %d leases are silent: %d return, %d are acknowledged",
                 *(name, len(trained) + len(silent), len(silent), len(trained)),
             )
-            await self._transactions.change(partial(self._settle_silent, silent, trained))
+            async with self._transactions.transaction():
+                self._settle_silent(silent, trained)
         return self._has_leases()
 
     def _has_leases(self) -> bool:
@@ -217,3 +204,30 @@ class ConsumerCalls(ShardCalls):
         except Exception as failure:  # noqa: BLE001 - whatever it is, the lease waits for the decision
             log.warning("lease %s waits for the decision of shard %s: %r", lease_uid, coordinator, failure)
             return None
+
+
+class LeaseWatch:
+    """Looks for silent holders of leases, as long as there are leases."""
+
+    def __init__(
+        self, heartbeats: LeaseHeartbeats, timeout: float, end: Callable[[Sequence[str]], Awaitable[bool]]
+    ) -> None:
+        """`end` is called now and then with the leases of silent holders; it says whether leases are left."""
+        self._heartbeats = heartbeats
+        self._tick = timeout / TICKS
+        self._end = end
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Doing it again is harmless."""
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """A time in which this process was stopped counts as little more than a tick."""
+        are_left = True
+        while are_left:
+            began = time.monotonic()
+            await asyncio.sleep(self._tick)
+            silent = self._heartbeats.pass_time(min(time.monotonic() - began, 2 * self._tick))
+            are_left = await self._end(silent)

@@ -39,7 +39,7 @@ class ShardRoute(Enum):
     ALL = "all"
     """All that answer soon; their answers are merged."""
     NAMED = "named"
-    """The one that the client names."""
+    """The one that the client names, whatever the layout of the shards."""
 
 
 class Operation(Generic[R]):
@@ -51,10 +51,10 @@ class Operation(Generic[R]):
     """While the shards change, all that may have the group are asked at once: it opens none."""
     is_large: ClassVar[bool] = False
     """It leaves in a message of its own."""
-    wakes: ClassVar[bool] = False
-    """Something may be ready after it, for those who wait for data."""
     changes: ClassVar[bool] = True
     """It is run within a transaction."""
+    over_network: ClassVar[bool] = False
+    """A link over a network carries it for gateways, dashboards and Atropos servers, though it is about no group."""
     patience: ClassVar[float] = 0.0
     """Seconds that it may wait for others to share its message. Somebody waits for the answer of one that has none."""
     flush_wait: ClassVar[float] = FLUSH_WAIT

@@ -1,8 +1,9 @@
 """A shard runs operations, and asks gateways for what they hold."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -11,8 +12,7 @@ from stepwell.pool.api.news import flush_topic
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import TRAIN, FlushNeeded
 from stepwell.pool.api.shard_layout import GroupElsewhere
-from stepwell.pool.shard.operation import LongOperation, Operation
-from stepwell.pool.shard.session_watch import SessionWatch
+from stepwell.pool.shard.operation import LongOperation, Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard, ShardCalls
 from stepwell.pool.state.records import Trajectory
 
@@ -20,6 +20,8 @@ log = logging.getLogger("stepwell.pool")
 
 P = TypeVar("P")
 
+TICKS = 4
+"""How often a session is looked at within its idle time, at least."""
 OF_0_2 = (
     "this pool is of release 0.3, and the process that asks is of 0.2: bring it to the release of the pool; its steps "
     "wait meanwhile"
@@ -40,16 +42,15 @@ class OperationCalls(ShardCalls):
     async def run(self, operations: Sequence[Operation[Any]], revision: int | None = None) -> list[Any]:
         """One answer for each operation, or the exception by which it is refused. What they change is in the journal.
 
-        Here and below, `revision` is that of the plan by which the caller has chosen this shard.
+        Here and below, `revision` is that of the plan by which the caller has chosen this shard for a group.
         """
-        self._transactions.check_routed(revision)
+        self._transactions.check_open()
+        if any(operation.route is ShardRoute.GROUP for operation in operations):
+            self._transactions.check_routed(revision)
         if not any(operation.changes for operation in operations):
             return [self._run(operation) for operation in operations]
         async with self._transactions.transaction():
-            answers = [self._run(operation) for operation in operations]
-        if any(operation.wakes for operation in operations):
-            await self._transactions.notify()
-        return answers
+            return [self._run(operation) for operation in operations]
 
     async def answer(self, *_: object, **__: object) -> NoReturn:
         """Processes of 0.2 call it, under four names. They keep their steps, and say why."""
@@ -132,22 +133,45 @@ class OperationCalls(ShardCalls):
         """Complete the idle sessions of which no gateway holds a step. True if sessions are left."""
         async with self._transactions.transaction():
             idle = self.pool.sessions.idle()
-            ended = sum([self._end_unless_held(trajectory) for trajectory in idle])
+            for trajectory in idle:
+                self._end_unless_held(trajectory)
             self._attach_called_again({trajectory.uid for trajectory in idle})
-        if ended:
-            await self._transactions.notify()
         return bool(self.pool.state.sessions.called)
 
-    def _end_unless_held(self, trajectory: Trajectory) -> bool:
+    def _end_unless_held(self, trajectory: Trajectory) -> None:
         """A gateway with a call in flight says so when it is asked: then the session is not idle any more."""
         holders = self.shard.gateways.holders(trajectory, but="")
         self.shard.gateways.ask_for(trajectory, holders)
         if not holders:
             self.pool.sessions.end_idle(trajectory)
-        return not holders
 
     def _attach_called_again(self, idle: set[str]) -> None:
         """A session that was idle and has been called since may be served by any gateway."""
         for trajectory in filter(None, map(self.pool.state.trajectories.get, self._asked_idle - idle)):
             self.pool.state.set_gateways(trajectory, self.shard.gateways.living())
         self._asked_idle = idle
+
+
+class SessionWatch:
+    """Looks for idle sessions, as long as there are open sessions."""
+
+    def __init__(self, idle: float | None, interval: float, end: Callable[[], Awaitable[bool]]) -> None:
+        """`end` is called every `interval` seconds, or more often; it says if sessions are left. Without `idle`, no
+        session ends so."""
+        self._tick = None if idle is None else min(interval, idle / TICKS)
+        self._end = end
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Doing it again is harmless."""
+        if self._tick is not None and (self._watching is None or self._watching.done()):
+            self._watching = asyncio.create_task(self._watch(self._tick))
+
+    async def _watch(self, tick: float) -> None:
+        are_left = True
+        while are_left:
+            await asyncio.sleep(tick)
+            try:
+                are_left = await self._end()
+            except PoolUnavailable:  # the shard answers nothing any more
+                return

@@ -14,16 +14,12 @@ from importlib import import_module
 from stepwell.pool.api.leasing import Settlement, decision_of
 from stepwell.pool.api.news import News, Seen
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, ShardRewards
-from stepwell.pool.api.scoring import Judgement, JudgementOutcome
-from stepwell.pool.api.series import SeriesChunk
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.consumer_calls import ConsumerCalls
+from stepwell.pool.shard.consumer_calls import HEARTBEAT_TIMEOUT, ConsumerCalls
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.lease_watch import HEARTBEAT_TIMEOUT
 from stepwell.pool.shard.operation_calls import OperationCalls
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.transactions import ShardTransactions
@@ -65,8 +61,8 @@ class ShardService(OperationCalls, ConsumerCalls):
         With a refusal, every call is answered with it: the journal cannot be used. `on_journal_failure` ends the
         process, so that another one can start.
 
-        A waiting call looks again after `recheck_interval` seconds, because leases and deadlines end by themselves. A
-        lease whose holder sent no heartbeat for `heartbeat_timeout` seconds returns.
+        While somebody waits for news, it is looked for every `recheck_interval` seconds, because leases and deadlines
+        end by themselves. A lease whose holder sent no heartbeat for `heartbeat_timeout` seconds returns.
 
         `ask_decision` asks another shard by its name for its decision over a batch of several shards.
         """
@@ -129,27 +125,6 @@ class ShardService(OperationCalls, ConsumerCalls):
         asker ends the earlier one."""
         return await self.shard.news.wait(asker, seen, timeout)
 
-    # -- reward workers ------------------------------------------------------------------------------------------------
-
-    async def take_unscored(self, count: int, lease: float, lease_uid: str, by_step: bool = False) -> Columns | None:
-        """All steps of up to `count` trajectories that lack a reward. Those not judged in `lease` seconds come back."""
-        async with self._transactions.transaction():
-            expires_at = self._transactions.pool_time() + lease
-            return self.pool.rewards_due.take(count, lease_uid, expires_at, by_step=by_step)
-
-    async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
-        """For each judgement, whether it counted."""
-        async with self._transactions.transaction():
-            counted = self.pool.rewards_due.settle(judgements)
-        failed = [judgement for judgement in judgements if judgement.attempt.outcome is not JudgementOutcome.SCORE]
-        if failed:
-            first = failed[0]
-            text = "%d of %d trajectories could not be scored now; the first, %s, by %s: %s: %s"
-            details = (first.trajectory_uid, first.source, first.attempt.outcome, first.attempt.why)
-            log.warning(text, len(failed), len(judgements), *details)
-        await self._transactions.notify()
-        return counted
-
     # -- watchers --------------------------------------------------------------------------------------------------
 
     async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
@@ -159,10 +134,6 @@ class ShardService(OperationCalls, ConsumerCalls):
             page = self.pool.view.page(0 if reset else cursor.position, limit)
         snapshots = [snapshot[:-1] for snapshot in page.snapshots]
         return ChangesPage(snapshots, Cursor(epoch=self.shard.watch_epoch, position=page.position), reset, page.more)
-
-    async def series(self, seconds: float) -> SeriesChunk:
-        async with self._transactions.transaction():
-            return self.pool.state.series.chunk(seconds)
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:
         """The steps of each (trajectory_uid, prompt_uid), and how many each has."""
@@ -191,69 +162,11 @@ class ShardService(OperationCalls, ConsumerCalls):
             self.pool.state.set_policy_version(version, withdrawn)
         return self.shard.serving
 
-    async def decide_policy(
-        self, decision: PolicyDecision, canary: Canary | None, policy_version: int | None
-    ) -> Serving:
-        """A decision about a version of the policy, and what follows from it, in one change. Only the first shard of a
-        pool is asked."""
-        async with self._transactions.transaction():
-            self.pool.decide(decision, canary, policy_version)
-        return self.shard.serving
-
-    async def decisions(self) -> list[PolicyDecision]:
-        """About versions of the policy, the oldest first. Only the first shard of a pool has them."""
-        self._transactions.check_open()
-        return list(self.pool.state.decisions)
-
-    async def version_rewards(self, channel: str, cursor: str | None) -> ShardRewards:
-        """The rewards since the cursor; without one, only where they end now. They are in the journal before they are
-        told, so that none is told twice."""
-        async with self._transactions.transaction():
-            log, end = self.pool.state.version_rewards, self.pool.state.version_rewards.end(channel)
-            told = f"{self.shard.epoch}:{end}"
-            if cursor is None:
-                return ShardRewards([], told, 0)
-            epoch, _, position = cursor.rpartition(":")
-            seen, first = int(position), log.first(channel)
-            is_lost = seen > end or (epoch not in ("", self.shard.epoch) and seen > first)
-            if is_lost:  # without a journal, the counting has begun again
-                return ShardRewards(log.since(channel, 0), told, 1)
-            return ShardRewards(log.since(channel, seen), told, max(0, first - seen))
-
-    async def reward_tallies(self, channel: str) -> dict[int, RewardTally]:
-        """By version of the policy, of the last rewards."""
-        self._transactions.check_open()
-        return self.pool.state.version_rewards.tallies(channel)
-
     async def set_adapter(self, channel: str, adapter: str, version: int) -> Serving:
         """The channel's calls are answered by this adapter from now on, and its steps age by this version."""
         async with self._transactions.transaction():
             self.pool.state.set_adapter(channel, adapter, version)
         return self.shard.serving
-
-    async def change_engines(self, add: tuple[str, ...], remove: tuple[str, ...]) -> Serving:
-        """Engines join and leave. Only the first shard of a pool is asked."""
-        async with self._transactions.transaction():
-            self.pool.state.change_engines(add, remove)
-        return self.shard.serving
-
-    async def report_engines(self, gateway: str, versions: Mapping[str, int | None]) -> bool:
-        """A gateway tells which version each of its engines reports (see EngineReports). True if a trainer lives that
-        syncs weights. Only the first shard of a pool is asked."""
-        self._transactions.check_open()
-        self.shard.engine_reports.note(gateway, versions)
-        return self.shard.engine_reports.is_sync_expected
-
-    async def why_unreported(self, version: int) -> str | None:
-        """Why the policy cannot have this version: no engine reports it. Only the first shard of a pool is asked."""
-        self._transactions.check_open()
-        return self.shard.engine_reports.why_unreported(version, self.shard.gateways.living())
-
-    async def announce_sync(self) -> None:
-        """A trainer lives that syncs weights. Only the first shard of a pool is asked."""
-        self._transactions.check_open()
-        self.shard.engine_reports.announce_sync()
-        self.shard.news.look()
 
     async def serving(self) -> Serving:
         """As it is now."""

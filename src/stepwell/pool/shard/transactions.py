@@ -1,16 +1,13 @@
-"""How a call changes the pool of a shard: the clock before it, the journal after it, and the calls that wait for it.
+"""How a call changes the pool of a shard: the clock before it and the journal after it.
 
 - What a call changes is in the journal before it answers.
 - If a commit fails, the state in memory is ahead of the journal: no call is answered any more, and the process ends.
 """
 
-import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
@@ -24,8 +21,6 @@ from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.recovery import restore_pool
 
 log = logging.getLogger("stepwell.pool")
-
-T = TypeVar("T")
 
 
 class ShardTransactions:
@@ -75,7 +70,6 @@ class ShardTransactions:
         if journal is not None:
             store = journal.store
             self._floor = DiskFloor(plan.min_free_bytes, store.free_bytes, shard=name, place=store.name)
-        self._changed = asyncio.Condition()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -85,13 +79,6 @@ class ShardTransactions:
             yield
         finally:
             await self.commit()
-
-    async def change(self, operation: Callable[[], T]) -> T:
-        """One call after which something may have become ready."""
-        async with self.transaction():
-            result = operation()
-        await self.notify()
-        return result
 
     def begin(self) -> None:
         self.check_open()
@@ -107,23 +94,6 @@ class ShardTransactions:
             self.pool.state.pack_at_rest()
         for follow in self.after_commit:
             follow()
-
-    async def notify(self) -> None:
-        """Wake all calls that wait for a change."""
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def wait_until(self, attempt: Callable[[], T | None], timeout: float) -> T | None:
-        """The result of `attempt` as soon as it is not None; None after `timeout`."""
-        deadline = time.monotonic() + timeout
-        async with self._changed:
-            while (result := attempt()) is None and (left := deadline - time.monotonic()) > 0:
-                try:
-                    async with asyncio.timeout(min(left, self.recheck_interval)):
-                        await self._changed.wait()
-                except TimeoutError:
-                    continue
-            return result
 
     def pool_time(self) -> float:
         return self._pool_time_offset + self.monotonic()

@@ -60,6 +60,7 @@ class TellCalls(Operation[None]):
     gateway: str
     calls: Sequence[CallBegun]
     route = ShardRoute.NAMED
+    over_network = True
 
     def run(self, shard: "Shard") -> None:
         shard.note_told(self.gateway, self.calls)
@@ -76,6 +77,7 @@ class TakeRequests(Operation[Requests]):
     has_told: bool
     """The shard knows its calls, and will know those that end in the next GAP seconds before their answers end."""
     route = ShardRoute.NAMED
+    over_network = True
 
     def run(self, shard: "Shard") -> Requests:
         shard.note_gateway(self.gateway)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 class Curate(Operation[CurationOutcome]):
     curation: Curation
     route = ShardRoute.GROUP
-    wakes = True
 
     @property
     def routed_by(self) -> str:
@@ -52,6 +51,7 @@ class ReadAudit(MergedOperation[list[AuditEntry], AuditPage]):
     limit: int
     trajectory_uid: str | None = None
     changes = False
+    over_network = True
 
     def run(self, shard: "Shard") -> list[AuditEntry]:
         return shard.pool.curator.audit(self.limit, self.trajectory_uid)

@@ -151,7 +151,6 @@ class Forgetting:
 
     async def _remove(self, tombstone: Tombstone) -> ShardReceipt:
         await self._remove_held(Removal(tombstone, self._state))
-        await self._transactions.notify()
         self.resume()
         while not tombstone.is_done and self._working is not None:
             await asyncio.shield(self._working)

@@ -42,6 +42,7 @@ class FindSession(MergedOperation[str, str]):
     user: str
     replied: str
     changes = False
+    over_network = True
 
     def run(self, shard: "Shard") -> str:
         return shard.pool.state.sessions.find_by_turn(self.user, self.replied)

@@ -21,9 +21,8 @@ class AddSteps(Operation[list[SubmitVerdict]]):
     steps: Columns
     channel: str | None = None
     group_size: int | None = None
-    route = ShardRoute.NAMED
+    route = ShardRoute.GROUP
     is_large = True
-    wakes = True
 
     @property
     def nbytes(self) -> int:
@@ -41,9 +40,8 @@ class AddGroups(Operation[list[SubmitVerdict]]):
 
     steps: Columns
     registrations: Sequence[Registration]
-    route = ShardRoute.NAMED
+    route = ShardRoute.GROUP
     is_large = True
-    wakes = True
 
     @property
     def nbytes(self) -> int:
@@ -64,7 +62,6 @@ class GiveReward(Operation[bool]):
 
     reward: RewardGiven
     route = ShardRoute.GROUP
-    wakes = True
 
     @property
     def routed_by(self) -> str:

@@ -79,7 +79,6 @@ class Complete(TrajectoryOperation[EndResult]):
     """How the policy failed; empty if it did not."""
     gateway: str = ""
     """The gateway that asks, which has flushed the trajectory. Without a name, the others are not waited for."""
-    wakes = True
 
     def run(self, shard: "Shard") -> EndResult:
         shard.check_flushed(self.trajectory_uid, self.gateway)

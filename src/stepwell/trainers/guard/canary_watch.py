@@ -3,7 +3,8 @@
 import logging
 from copy import deepcopy
 
-from stepwell.pool.api.policy import GuardedPool, PolicyDecision
+from stepwell.pool.api.policy import PolicyDecision
+from stepwell.pool.client import DataPool
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.policy_record import PolicyRecord
 from stepwell.trainers.guard.sequential_test import SequentialTest
@@ -12,7 +13,7 @@ log = logging.getLogger("stepwell.trainers")
 
 
 class CanaryWatch:
-    def __init__(self, record: PolicyRecord, pool: GuardedPool, settings: GuardSettings) -> None:
+    def __init__(self, record: PolicyRecord, pool: DataPool, settings: GuardSettings) -> None:
         self._record = record
         self._pool = pool
         self._settings = settings

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.policy import GuardedPool, PolicyAction
+from stepwell.pool.api.policy import PolicyAction
+from stepwell.pool.client import DataPool
 from stepwell.trainers.checkpoint import TensorState
 from stepwell.trainers.guard.canary_watch import CanaryWatch
 from stepwell.trainers.guard.guard_settings import GuardSettings
@@ -90,7 +91,7 @@ class GuardedSync:
 
     def __init__(
         self,
-        pool: GuardedPool,
+        pool: DataPool,
         folder: Path,
         make_sync: MakeSync,
         *,

@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.policy import Canary, GuardedPool, PolicyAction, PolicyDecision
+from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision
+from stepwell.pool.client import DataPool
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.paired_scores import mean_of
 from stepwell.trainers.guard.version_store import VersionStore
@@ -25,7 +26,7 @@ GUARD = "guard"
 
 class PolicyRecord:
     def __init__(
-        self, pool: GuardedPool, store: VersionStore, settings: GuardSettings, clock: Callable[[], float]
+        self, pool: DataPool, store: VersionStore, settings: GuardSettings, clock: Callable[[], float]
     ) -> None:
         self.state = store.read_state()
         """Replaced as a whole at each change."""

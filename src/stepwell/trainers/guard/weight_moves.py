@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from stepwell.errors import Conflict, SyncFailed
-from stepwell.pool.api.policy import GuardedPool
+from stepwell.pool.client import DataPool
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.policy_record import PolicyRecord
 from stepwell.trainers.guard.sequential_test import ComparisonState
@@ -15,9 +15,7 @@ log = logging.getLogger("stepwell.trainers")
 
 
 class WeightMoves:
-    def __init__(
-        self, record: PolicyRecord, staged: StagedVersions, pool: GuardedPool, settings: GuardSettings
-    ) -> None:
+    def __init__(self, record: PolicyRecord, staged: StagedVersions, pool: DataPool, settings: GuardSettings) -> None:
         self._record = record
         self._staged = staged
         self._pool = pool

@@ -22,7 +22,7 @@ from stepwell.common.atomic_files import rename_folder
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import BadRequest, EngineSilent, SyncFailed
-from stepwell.trainers.tinker.service_ports import TenantPool
+from stepwell.pool.client import DataPool
 from stepwell.trainers.weight_sync import keep_calling
 
 log = logging.getLogger("stepwell.trainers")
@@ -41,7 +41,7 @@ class AdapterSync:
 
     def __init__(
         self,
-        pool: TenantPool,
+        pool: DataPool,
         channel: str,
         folder: Path,
         *,

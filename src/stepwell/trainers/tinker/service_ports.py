@@ -4,9 +4,6 @@ will do."""
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from stepwell.pool.api.serving_state import ChannelPolicy
-from stepwell.trainers.ports import TrainingPool
-
 T_co = TypeVar("T_co", covariant=True)
 
 Datum: TypeAlias = Any
@@ -64,11 +61,3 @@ class TrainingService(Protocol):
     def create_training_client_from_state_with_optimizer(self, path: str) -> TrainingClient: ...
 
     def create_rest_client(self) -> StoredWeights: ...
-
-
-class TenantPool(TrainingPool, Protocol):
-    """A pool whose channels may have adapters of their own."""
-
-    def channel_policy(self, channel: str) -> ChannelPolicy: ...
-
-    def set_adapter(self, channel: str, adapter: str, version: int) -> None: ...

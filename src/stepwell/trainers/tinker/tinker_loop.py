@@ -18,6 +18,7 @@ from secrets import token_hex
 from typing import Any
 
 from stepwell.errors import BadRequest, StepwellError, SyncFailed
+from stepwell.pool.client import DataPool
 from stepwell.steps.running_statistics import NO_PAST, statistics_of
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
@@ -28,7 +29,7 @@ from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
 from stepwell.trainers.tinker.datums import datum_rows, imported_tinker, logprob_gap, to_datums, with_logprobs
 from stepwell.trainers.tinker.saved_weights import delete, download
-from stepwell.trainers.tinker.service_ports import TenantPool, TrainingClient, TrainingService
+from stepwell.trainers.tinker.service_ports import TrainingClient, TrainingService
 from stepwell.trainers.tinker.tinker_record import TinkerRecord, read_record, write_record
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 
@@ -62,7 +63,7 @@ class TinkerTrainer:
 
     def __init__(
         self,
-        pool: TenantPool,
+        pool: DataPool,
         service: TrainingService,
         sync: AdapterSync,
         folder: Path,

@@ -18,10 +18,11 @@ import numpy as np
 
 from stepwell.errors import StepwellError
 from stepwell.pool.api.leasing import HasLeases
+from stepwell.pool.client import DataPool
 from stepwell.steps.running_statistics import NO_PAST, statistics_of
 from stepwell.trainers.checkpoint import TrainedLedger
 from stepwell.trainers.learnable import LearningMonitor
-from stepwell.trainers.ports import TrainingBatch, TrainingPool
+from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.verl.feed_state import FeedState
@@ -42,7 +43,7 @@ class TakenBatch:
 
 
 class PoolFeed:
-    def __init__(self, pool: TrainingPool, settings: PoolModeSettings) -> None:
+    def __init__(self, pool: DataPool, settings: PoolModeSettings) -> None:
         self._pool = pool
         self._settings = choose_old_logprobs(
             settings, ("current", "recorded"), "verl computes log-probabilities by the weights that it has now"

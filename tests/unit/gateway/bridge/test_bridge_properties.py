@@ -16,13 +16,13 @@ from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.recording.step_builder import BegunStep, PromptOrigin, build_steps
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import RecordedTurn, TrajectoryRef
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import IntArray, Step, logprobs_array
 from stepwell.wire.openai import NO_USAGE, Sampled
 from tests.rig.chat_templates import TEMPLATES, Template, decode, encode
+from tests.rig.local_pool import LocalPool
 from tests.unit.gateway.dialects.asking import chat
 
 REF = TrajectoryRef("t", "p")
@@ -75,7 +75,7 @@ class TemplateEngine:
         return encode(self.rendering(request["messages"], request.get("tools") or [], gives_prompt))
 
 
-class EmptyPool:
+class EmptyPool(LocalPool):
     async def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         return []
 
@@ -90,7 +90,7 @@ class Talk:
 
     def __post_init__(self) -> None:
         engine = cast("EngineFleet", TemplateEngine(self.template))
-        self.bridge = Bridge(engines=engine, pool=cast("StepSink", EmptyPool()), thinking=self.policy)
+        self.bridge = Bridge(engines=engine, pool=EmptyPool(), thinking=self.policy)
 
     async def turn(self, said: Said) -> None:
         call = chat(messages=self.messages, tools=TOOLS)

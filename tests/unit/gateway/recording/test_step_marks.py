@@ -1,30 +1,29 @@
 """Marks of steps on their way to a pool that is away, refuses them, or answers."""
 
 from collections.abc import Sequence
-from typing import cast
 
 import pytest
 
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
 from stepwell.gateway.http.sighting import Sighting
 from stepwell.gateway.recording.step_marks import StepMarks
-from stepwell.pool.api.ports import StepSink
 from stepwell.pool.api.producing import READ, TrajectoryRef
 from stepwell.steps.step_filter import UNSEEN
+from tests.rig.local_pool import LocalPool
 
 REF, OTHER = TrajectoryRef("t", "p"), TrajectoryRef("other", "p")
 Told = tuple[str, list[str], str]
 
 
-class MarkedPool:
+class MarkedPool(LocalPool):
     def __init__(self) -> None:
+        super().__init__()
         self.told: list[Told] = []
         self.failures: list[Exception] = []
         """Of the next calls."""
-        self.is_away = False
 
     async def mark_unseen(self, trajectory_uid: str, prompt_uid: str, step_uids: Sequence[str], reason: str) -> None:
-        if self.is_away:
+        if self.away:
             raise PoolUnavailable("away")
         if self.failures:
             raise self.failures.pop()
@@ -37,7 +36,7 @@ def marked() -> MarkedPool:
 
 
 def marks_of(pool: MarkedPool, max_waiting: int = 100) -> StepMarks:
-    return StepMarks(cast("StepSink", pool), retry_pause=0.001, max_waiting=max_waiting)
+    return StepMarks(pool, retry_pause=0.001, max_waiting=max_waiting)
 
 
 async def test_a_mark_is_sent_until_the_pool_has_it(marked: MarkedPool) -> None:
@@ -50,14 +49,14 @@ async def test_a_mark_is_sent_until_the_pool_has_it(marked: MarkedPool) -> None:
 
 
 async def test_a_trajectory_waits_for_its_own_marks_only_and_not_for_ever(marked: MarkedPool) -> None:
-    marked.is_away = True
+    marked.away = True
     marks = marks_of(marked)
     marks.add(REF, ["a"], UNSEEN)
     await marks.settle("other", 0.0)
     for trajectory_uid in ("t", None):
         with pytest.raises(PoolUnavailable, match="1 marks of steps still wait for the pool"):
             await marks.settle(trajectory_uid, 0.01)
-    marked.is_away = False
+    marked.away = False
     await marks.settle(None, 30.0)
     assert marks.told == {UNSEEN: 1}
 

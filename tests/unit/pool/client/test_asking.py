@@ -12,7 +12,7 @@ from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute, TrajectoryOperation
 from stepwell.pool.shard.shard import Shard
-from stepwell.pool.slices.channels import PauseChannel
+from stepwell.pool.slices.policy import PauseChannel
 from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
 from tests.rig.local_pool import LocalPool
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
@@ -118,6 +118,6 @@ async def test_an_operation_waits_no_longer_than_it_is_given() -> None:
     pool.transport.shards_stopped.add(pool.plan.name)
     with pytest.raises(PoolUnavailable, match=r"no answer within 0\.05 s"):
         await pool.ask(NameShard("t", "p"), timeout=0.05)
-    with pytest.raises(PoolUnavailable, match=r"no answer within 0\.05 s"):
+    with pytest.raises(PoolUnavailable, match=r"no plan within 0\.05 s"):
         await pool.ask(CountOpen(), timeout=0.05)
     pool.transport.shards_stopped.clear()

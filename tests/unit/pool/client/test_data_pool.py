@@ -8,7 +8,9 @@ from stepwell.errors import FetchTimeout, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.client import DataPool
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.policy import ChangeEngines
 from tests.builders import make_step
+from tests.rig.asked import asked
 from tests.rig.local_pool import LocalPool, LocalTransport
 from tests.rig.waiting import until
 
@@ -137,7 +139,7 @@ async def test_a_change_of_the_version_does_not_hide_a_change_of_the_engines() -
     client, service = LocalPool(transport=HeldNews), "data_pool"
     following = asyncio.create_task(client.follow())
     await until(lambda: client.transport.held != [], "an answer on its way")
-    await client.transport.services[service].change_engines(("http://a",), ())
+    await asked(client.transport.services[service], ChangeEngines(("http://a",)))
     await client.set_policy_version(3)
     assert client.serving is not None
     assert client.serving.engines == ("http://a",), "the version came with an old list"

@@ -15,8 +15,8 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.gathering import LARGEST_MESSAGE, GatheringTransport
 from stepwell.pool.shard.operation import Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard
-from stepwell.pool.slices.channels import PauseChannel
 from stepwell.pool.slices.forgetting import Forget
+from stepwell.pool.slices.policy import PauseChannel
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until

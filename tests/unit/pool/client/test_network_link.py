@@ -17,6 +17,8 @@ from stepwell.config.sections import read_settings
 from stepwell.config.serving import DashboardSettings, GatewaySettings
 from stepwell.errors import BadRequest, RayUnreachable
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.policy import PolicyDecision
+from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.link_listener import MOST_STRANGERS, NETWORK_CALLS, LinkListener, NetworkCalls, NetworkTerms
 from stepwell.pool.client.link_messages import NO_CALL, LinkAnswer, LinkState, frame, read_frame
 from stepwell.pool.client.network_link import (
@@ -28,6 +30,11 @@ from stepwell.pool.client.network_link import (
 )
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.policy import AnnounceSync, Decide, ReadVersionRewards, ReportEngines
+from stepwell.pool.slices.scoring import TakeUnscored
+from stepwell.pool.slices.sessions import FindSession
+from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.slices.watching import ReadSeries
 from tests.rig.certificates import make_certificate
 from tests.rig.network_links import LinkFiles, make_link_files
 from tests.rig.waiting import until
@@ -291,7 +298,6 @@ class AskedOfShards:
     [
         ("data_pool", "run_long", "run_long is no call that a link over a network carries"),
         ("data_pool", "adopt_tombstones", "on a machine of the Ray cluster"),
-        ("data_pool", "decide_policy", "on a machine of the Ray cluster"),
         ("data_pool", "__ray_terminate__", "on a machine of the Ray cluster"),
         ("data_pool", "__ray_ready__", "on a machine of the Ray cluster"),
         ("reward_loop_worker", "compute_reward", "reward workers and other actors a process on a machine of the Ray"),
@@ -305,6 +311,33 @@ async def test_other_calls_are_refused_with_the_reason(actor: str, method: str, 
     with pytest.raises(BadRequest, match=why):
         await NetworkCalls("data_pool", shards).call(actor, method, (), {})
     assert not shards.calls
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Decide(PolicyDecision(1, "promote", "ana", "why", 0.0), None, 1),
+        AnnounceSync(),
+        ReadVersionRewards("train"),
+        TakeUnscored(1, 60.0, "lease"),
+        "what is no operation",
+    ],
+    ids=lambda operation: type(operation).__name__,
+)
+async def test_operations_of_trainers_and_reward_workers_are_refused_with_all_of_their_message(operation: Any) -> None:
+    shards = AskedOfShards()
+    calls = NetworkCalls("data_pool", shards)
+    for method, sent in (("run", [ReadSeries(60.0), operation]), ("run_flushed", operation)):
+        with pytest.raises(BadRequest, match="is no call that a link over a network carries"):
+            await calls.call("data_pool", method, [sent], {})
+    assert not shards.calls
+
+
+async def test_operations_of_gateways_and_dashboards_go_through() -> None:
+    shards = AskedOfShards()
+    sent = [ReadSeries(60.0), Register(Registration("t", "p")), ReportEngines("g", {}), FindSession("u", "digest")]
+    await NetworkCalls("data_pool", shards).call("data_pool", "run", [sent], {})
+    assert shards.calls == [("data_pool", "run", [sent])]
 
 
 async def test_a_client_cannot_decide_how_many_shards_there_are() -> None:

@@ -11,6 +11,7 @@ from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, Versio
 from stepwell.pool.client.data_pool import DataPool
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.policy import Decide, ReadDecisions, ReadVersionRewards
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack
 from tests.builders import make_step
@@ -114,19 +115,19 @@ async def test_a_shard_with_a_journal_says_how_many_and_keeps_canary_and_decisio
         await asked(service, AddSteps(pack([make_step(uid, uid, reward=1.0, policy_version=3)]), channel="train"))
 
     service = start()
-    await service.decide_policy(decision("rollback", version=2), None, None)
-    await service.decide_policy(decision("canary", at=2.0), CANARY, 3)
+    await asked(service, Decide(decision("rollback", version=2)))
+    await asked(service, Decide(decision("canary", at=2.0), CANARY, 3))
     await add(service, "a")
-    read = await service.version_rewards("train", ":0")
+    read = await asked(service, ReadVersionRewards("train", {}))
     await add(service, "b")
     kill(opened.pop())
     service = start()
     await add(service, "c")
-    again = await service.version_rewards("train", read.cursor)
+    again = await asked(service, ReadVersionRewards("train", {"data_pool": read.cursor}))
     assert ([found.trajectory_uid for found in again.rewards], again.missed) == (["c"], 1)
     serving = await service.serving()
     assert (serving.policy_version, serving.canary, serving.withdrawn) == (3, CANARY, (2,))
-    assert await service.decisions() == [decision("rollback", version=2), decision("canary", at=2.0)]
+    assert await asked(service, ReadDecisions()) == [decision("rollback", version=2), decision("canary", at=2.0)]
     kill(opened.pop())
 
 

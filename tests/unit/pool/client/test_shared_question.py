@@ -15,6 +15,7 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.gathering import GatheringTransport
 from stepwell.pool.shard.service import ShardService
 from tests.builders import make_step
+from tests.rig.asked import called
 from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
@@ -35,7 +36,7 @@ class CountedQuestions:
         """Questions without an answer."""
 
     async def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self.calls[method] += 1
+        self.calls[called(method, args)] += 1
         if method != "wait_news":
             return await self.pool.transport.call(actor, method, args, kwargs)
         self.asked.append(args[1])
@@ -218,18 +219,18 @@ async def test_engines_are_reported_when_they_have_changed_and_when_the_shard_ha
     client = clients[0]
     client._flushes.gateway = "g"
     following = asyncio.create_task(client.follow())
-    await until(lambda: client.serving is not None and client._sync_expected is not None, "the pool to tell", 5)
+    await until(lambda: client.serving is not None and client._serving.sync_expected is not None, "the pool to tell", 5)
     for _ in range(20):
         assert await client.report_engines({"http://a": 1}) is False
-    assert counted.calls["report_engines"] == 1
+    assert counted.calls["ReportEngines"] == 1
     await client.announce_sync()
-    await until(lambda: client._sync_expected is True, "the trainer to be heard of", 5)
+    await until(lambda: client._serving.sync_expected is True, "the trainer to be heard of", 5)
     assert await client.report_engines({"http://a": 1}) is True
-    assert counted.calls["report_engines"] == 1
+    assert counted.calls["ReportEngines"] == 1
     await client.report_engines({"http://a": 2})
-    assert counted.calls["report_engines"] == 2
+    assert counted.calls["ReportEngines"] == 2
     pool.transport.services[FIRST].shard.epoch = pool.transport.services[FIRST].shard.news._epoch = "restarted"
     await client.set_policy_version(1, check=False)
     await client.report_engines({"http://a": 2})
-    assert counted.calls["report_engines"] == 3, "another process of the shard knows nothing"
+    assert counted.calls["ReportEngines"] == 3, "another process of the shard knows nothing"
     following.cancel()

@@ -18,7 +18,7 @@ from stepwell.pool.api.preview import PreviewItem, ShardPreview
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.api.watching import TrajectorySnapshot
-from stepwell.pool.client.previewing import exact_items
+from stepwell.pool.client.watching import exact_items
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.state.records import A_GROUP, A_STEP, A_TRAJECTORY

@@ -11,7 +11,9 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.engine_reports import ANNOUNCED_FOR
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.policy import AnnounceSync
 from tests.builders import make_step
+from tests.rig.asked import asked
 from tests.rig.local_pool import LocalPool
 
 READY = ready_topic("train")
@@ -46,7 +48,7 @@ async def test_a_step_that_makes_nothing_ready_posts_nothing_and_a_ready_group_p
 
 
 async def test_what_time_changes_is_posted_while_somebody_waits(pool: LocalPool, shard: ShardService) -> None:
-    await shard.announce_sync()
+    await asked(shard, AnnounceSync())
     await pool.register_trajectory(Registration("t", "p"))
     seen = await seen_now(shard, READY, SYNC)
     deadline = asyncio.create_task(shard.wait_news("trainer", {READY: seen[READY]}, 30.0))

@@ -8,7 +8,7 @@ import pytest
 
 from stepwell.errors import Conflict, FetchTimeout, UnknownTrajectory
 from stepwell.pool.api.curation import Curation, CurationAction, CurationOutcome
-from stepwell.pool.api.leasing import BatchRequest, Settlement
+from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.news import SERVING, UNSCORED, UNSEEN
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import (
@@ -18,17 +18,19 @@ from stepwell.pool.api.producing import (
     SubmitVerdict,
 )
 from stepwell.pool.api.watching import Cursor
+from stepwell.pool.client import PoolClient
+from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import Curate
+from stepwell.pool.slices.policy import ChangeEngines
+from stepwell.pool.slices.scoring import TakeUnscored
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import Abort, ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
-from tests.rig.asked import asked
-
-ONE = BatchRequest(count=1, channel="train")
+from tests.rig.asked import ONE, asked, trained
 
 
 class Clock:
@@ -93,38 +95,41 @@ async def test_a_failure_of_one_call_is_logged_and_costs_the_others_nothing(
     assert "a fault of ours" in caplog.text
 
 
-async def test_a_batch_without_a_lease_is_trained_and_one_with_a_lease_comes_back(clock: Clock) -> None:
+async def test_a_batch_comes_back_when_its_lease_ends_and_is_trained_when_it_is_acknowledged(clock: Clock) -> None:
     service = make_service(clock)
     await rollout(service)
-    leased = await service.fetch_batch(ONE, lease=60.0, lease_uid="first")
+    leased = await service.take(ONE, 60.0, "first")
+    assert leased is not None
     assert leased.leases == (("data_pool", "first"),)
     clock.now += 61.0
-    again = await service.fetch_batch(ONE)
-    assert (again.leases, again.attempts) == ((), [1])
+    again = await trained(service)
+    assert again.attempts == [1]
     assert await service.ack("first") is Settlement.EXPIRED
     assert (await service.stats()).channels["train"].shipped.steps == 1
 
 
 async def test_a_waiting_fetch_gets_a_group_whose_lease_ends_meanwhile(clock: Clock) -> None:
     service = make_service(clock)
+    client = PoolClient("data_pool", transport=InProcessTransport({"data_pool": service}))
     await rollout(service)
-    await service.fetch_batch(ONE, lease=60.0, lease_uid="first")
-    waiting = asyncio.create_task(service.fetch_batch(ONE, timeout=30.0, lease=60.0))
+    assert await service.take(ONE, 60.0, "first") is not None
+    waiting = asyncio.create_task(client.fetch_batch(1, timeout=30.0, lease=60.0))
     await asyncio.sleep(0)
     clock.now += 61.0
-    assert (await waiting).attempts == [1]
+    assert (await waiting).attempts_G.tolist() == [1]
 
 
 async def test_a_fetch_that_times_out_says_what_is_missing(clock: Clock) -> None:
+    client = PoolClient("data_pool", transport=InProcessTransport({"data_pool": make_service(clock)}))
     with pytest.raises(FetchTimeout, match=r"^waited 0 s for 1 ready groups"):
-        await make_service(clock).fetch_batch(ONE, timeout=0.0)
+        await client.fetch_batch(1, timeout=0.0)
 
 
 async def test_a_trajectory_whose_scoring_lease_ends_is_offered_again(clock: Clock) -> None:
     service = make_service(clock, require_reward=True)
     await rollout(service, reward=None)
     seen = {UNSCORED: (await service.wait_news("worker", {UNSCORED: UNSEEN}, 0.0))[UNSCORED].revision}
-    assert await service.take_unscored(1, 10.0, "lease") is not None
+    assert await asked(service, TakeUnscored(1, 10.0, "lease")) is not None
     assert await service.wait_news("worker", seen, 0.0) == {}
     waiting = asyncio.create_task(service.wait_news("worker", seen, 30.0))
     await asyncio.sleep(0)
@@ -151,8 +156,8 @@ async def test_the_list_of_engines_is_in_the_order_of_joining_and_survives_a_res
     journal = open_journal(tmp_path / "pool.sqlite")
     service = make_service(clock, journal)
     assert (await service.serving()).engines is None, "no one has named an engine"
-    await service.change_engines(("http://a", "http://b"), ())
-    await service.change_engines(("http://c", "http://b"), ("http://a",))
+    await asked(service, ChangeEngines(("http://a", "http://b")))
+    await asked(service, ChangeEngines(("http://c", "http://b"), ("http://a",)))
     assert (await service.serving()).engines == ("http://b", "http://c")
     await service.set_policy_version(4)
     before = await service.serving()
@@ -171,7 +176,7 @@ async def test_a_service_with_the_journal_of_another_continues_where_that_was_ki
     journal = open_journal(tmp_path / "pool.sqlite")
     service = make_service(clock, journal)
     await rollout(service)
-    await service.fetch_batch(ONE, lease=60.0, lease_uid="lease")
+    assert await service.take(ONE, 60.0, "lease") is not None
     cursor = (await service.changes(Cursor(), 10)).cursor
     journal.store.close()
     journal = open_journal(tmp_path / "pool.sqlite")
@@ -203,7 +208,7 @@ async def test_a_reward_after_shipping_is_kept_only_in_an_archive_and_a_repeated
     await rollout(service)
     thumb = RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="human")
     assert await asked(service, GiveReward(thumb)), "it is not shipped yet"
-    assert (await service.fetch_batch(ONE)).columns.rewards_S.tolist() == [0.5]
+    assert (await trained(service)).columns.rewards_S.tolist() == [0.5]
     assert await asked(service, GiveReward(thumb)) is archived
     relabels = [
         Curation(action=CurationAction.RELABEL, trajectory_uid="t", prompt_uid="p", by=by, reward=reward)

@@ -1,6 +1,5 @@
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Limits, PoolPlan, bounded_limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
-from stepwell.pool.shard.memory_bound import bounded_limits
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
