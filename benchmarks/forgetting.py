@@ -22,6 +22,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
@@ -97,7 +98,7 @@ async def measure(folder: Path, *, megabytes: int, rounds: int, seconds: float) 
     for number in range(rounds):
         began = time.monotonic()
         async with watched() as watch:
-            receipt = await shard.forget(f"u{number}")
+            receipt = await shard.run_long(Forget(f"u{number}"))
         assert receipt.is_done
         assert receipt.removed["trajectories"]
         forgetting.append(watch.longest)

@@ -16,6 +16,8 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.shard.sqlite_scrub import ROOM
+from stepwell.pool.slices.forgetting import Forget
+from stepwell.pool.slices.forgetting_work import Forgetting
 
 JOURNAL_MB, QUICK_JOURNAL_MB = 300, 80
 LITTLE = ROOM + 32 * 2**20
@@ -33,7 +35,7 @@ class Shard:
         self.ended = 0
         self._journal = SqliteJournal(path, closed_kept=1_000)
         self.service = ShardService(PLAN, path.stem, journal=self._journal, on_journal_failure=self._end)
-        self.service.forgetting.retry_pause = 0.2
+        self.service.pool.state.slice_of(Forgetting).retry_pause = 0.2
 
     async def fill(self, suffix: str, nbytes: int) -> People:
         """Until the journal's file with that suffix has so many bytes. A log does not grow beyond LOG."""
@@ -70,12 +72,12 @@ class ForgettingOnSmallDisk:
             ballast.leave(LITTLE)
             talk = Talk(others, ballast)
             talking = asyncio.create_task(talk.run())
-            receipt = await a.service.forget("u7")
+            receipt = await a.service.run_long(Forget("u7"))
             ballast.leave(TOO_LITTLE)
-            waiting = asyncio.create_task(a.service.forget("u8"))
+            waiting = asyncio.create_task(a.service.run_long(Forget("u8")))
 
             async def waits() -> bool:
-                return bool((await a.service.stats()).forgetting_waits)
+                return bool((await a.service.stats()).removal_waits)
 
             told = await seconds_until(waits, 60.0)
             await asyncio.sleep(WAITS)

@@ -27,6 +27,8 @@ from stepwell.pool.shard.journal_backends import journal_backend
 from stepwell.pool.shard.journal_identity import JournalIdentity
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.curation import Curate, Curation, CurationAction
+from stepwell.pool.slices.forgetting import Forget, ForgetOverdue
+from stepwell.pool.slices.forgetting_work import Forgetting
 from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import Complete
@@ -205,8 +207,8 @@ async def main(journal: str, archive: str, step: str = "", seconds: str = "") ->
             os.kill(os.getpid(), signal.SIGKILL)
 
     await fill(shard, files, days_ago={ALICE: 40, BOB: 20} if seconds else {})
-    shard.forgetting.before_step = kill_before
-    await (shard.forget_overdue(float(seconds)) if seconds else shard.forget(ALICE))
+    shard.pool.state.slice_of(Forgetting).before_step = kill_before
+    await (shard.run_long(ForgetOverdue(float(seconds))) if seconds else shard.run_long(Forget(ALICE)))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepwell.pool.api.consent import CONSENT
+from stepwell.pool.api.consent import CONSENT, RETENTION
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.steps import AddSteps, GiveReward
@@ -76,7 +75,7 @@ async def test_without_consent_to_keeping_it_is_trained_and_gone(tmp_path: Path)
     assert archived(tmp_path / "archive").keys() == {"yes"}
     with shard_in(tmp_path) as (shard, _):
         assert not shard.pool.state.trajectories
-        assert await asked(shard, AddSteps(pack([make_step("no", "no", uid="2")]))) == [SubmitVerdict.FORGOTTEN]
+        assert await asked(shard, AddSteps(pack([make_step("no", "no", uid="2")]))) == [SubmitVerdict.DELETED]
 
 
 def test_what_is_neither_to_be_trained_nor_kept_leaves_when_its_turn_comes() -> None:

@@ -17,6 +17,7 @@ from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.steps.columns import pack
@@ -79,7 +80,7 @@ async def test_nothing_of_a_forgotten_subject_is_in_any_file_and_all_of_others_i
             *(rig.session_of(ALICE, place) for place in PLACES),
             *(f"{place} as <i4" for place in PLACES),
         }
-        receipt = await shard.forget(ALICE)
+        receipt = await shard.run_long(Forget(ALICE))
         assert rig.traces(ALICE, state, archive) == set()
         assert rig.traces(BOB, archive) == before
         assert sessions_of(shard) == {rig.session_of(BOB, place) for place in ("history", "leased", "open", "ready")}
@@ -108,11 +109,11 @@ async def test_a_kill_before_any_step_leaves_nothing_once_the_shard_runs_again(t
     with opened(str(state), archive) as (shard, _):
         await finished(shard)
         assert rig.traces(ALICE, state, archive) == set()
-        receipt = await shard.forget(ALICE)
+        receipt = await shard.run_long(Forget(ALICE))
         assert {one["where"] for one in receipt.removed["trajectories"].values()} > {"queue", "lease", "archive"}
         assert len(receipt.removed["files"]) == 2
         assert archived(archive) == {rig.session_of(BOB, place) for place in ("archived", "second")}
-        assert await asked(shard, AddSteps(pack([rig.step_of(ALICE, "open")]))) == [SubmitVerdict.FORGOTTEN]
+        assert await asked(shard, AddSteps(pack([rig.step_of(ALICE, "open")]))) == [SubmitVerdict.DELETED]
 
 
 @pytest.mark.parametrize("step", ["", "names", "scrub"])
@@ -137,13 +138,13 @@ async def test_a_dump_of_the_database_has_nothing_of_a_forgotten_subject(
 async def test_later_arrivals_are_refused_and_counted(tmp_path: Path) -> None:
     with opened(str(tmp_path / "state"), tmp_path / "archive") as (shard, files):
         await rig.fill(shard, files)
-        await shard.forget(ALICE)
+        await shard.run_long(Forget(ALICE))
         session = rig.session_of(ALICE, "archived")
         for call in (SessionCall("fresh", "new", ALICE), SessionCall(session, "new", "another name")):
             (answer,) = await shard.run([PlaceSession(call)])
             assert isinstance(answer, Forgotten)
         late = [rig.step_of(ALICE, place) for place in PLACES]
-        assert await asked(shard, AddSteps(pack(late), channel="train")) == [SubmitVerdict.FORGOTTEN] * len(PLACES)
+        assert await asked(shard, AddSteps(pack(late), channel="train")) == [SubmitVerdict.DELETED] * len(PLACES)
         assert (await shard.stats()).refused["forgotten"] == len(PLACES)
         reward = RewardGiven(trajectory_uid=session, prompt_uid=session_prompt_uid(session), value=1.0, notes=ALICE)
         assert not await asked(shard, GiveReward(reward))
@@ -153,7 +154,7 @@ async def test_later_arrivals_are_refused_and_counted(tmp_path: Path) -> None:
 async def test_what_a_trainer_has_does_not_come_back(tmp_path: Path) -> None:
     with opened(str(tmp_path / "state"), tmp_path / "archive") as (shard, files):
         await rig.fill(shard, files)
-        await shard.forget(ALICE)
+        await shard.run_long(Forget(ALICE))
         await shard.nack("held")
         leased = await shard.take(BatchRequest(count=2, channel="train"), 60.0, "again")
         assert leased is not None
@@ -169,7 +170,7 @@ async def test_watchers_lose_it(tmp_path: Path) -> None:
     with opened(str(tmp_path / "state"), tmp_path / "archive") as (shard, files):
         await rig.fill(shard, files)
         before = await shard.changes(Cursor(), 1000)
-        await shard.forget(ALICE)
+        await shard.run_long(Forget(ALICE))
         page = await shard.changes(before.cursor, 1000)
         assert page.reset
         assert not any(ALICE.partition(".")[0] in str(snapshot) for snapshot in page.snapshots)
@@ -184,7 +185,7 @@ async def test_a_subject_named_in_the_metadata_of_a_rollout_is_forgotten_too_and
         await pool.register_trajectory(Registration(uid, "p", group_size=2, metadata={"subject": subject}))
         await pool.submit_steps([make_step(uid, "p", uid=uid)])
         await pool.complete_trajectory(uid, "p", 1.0)
-    receipts = await pool.forget(ALICE)
+    receipts = await pool.ask_long(Forget(ALICE))
     assert all(receipt.is_done for receipt in receipts)
     assert len({receipt.subject for receipt in receipts}) == 1
     batch = await pool.fetch_batch(1)

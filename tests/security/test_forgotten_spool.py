@@ -84,11 +84,11 @@ async def test_what_was_delivered_before_leaves_no_trace_when_the_pool_asks(tmp_
         gateway = asyncio.create_task(pool.follow_flushes(flush))
         shard = pool.transport.services[pool.plan.name]
         await until(lambda: len(shard.pool.state.gateways) == 1, "the gateway to be known")
-        (receipt,) = await pool.forget(ALICE)
+        (removed,) = (await pool.forget(ALICE))["shards"].values()
         gateway.cancel()
         assert asked == [SCRUB_SPOOL]
-        assert receipt.removed["gateways"] == list(shard.pool.state.gateways)
-        assert receipt.removed["silent_gateways"] == []
+        assert removed["gateways"] == list(shard.pool.state.gateways)
+        assert removed["silent_gateways"] == []
         assert not has_traces(tmp_path)
 
 

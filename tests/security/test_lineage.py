@@ -13,6 +13,7 @@ from stepwell.exports.lineage import ArchivedLineage, digest_of
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
@@ -116,10 +117,10 @@ async def test_the_receipt_of_a_forgotten_subject_names_the_versions_that_were_t
         await shard.stats()
         files.flush()
         await rig.Conversations(shard).begin(ALICE, "open")
-        receipt = await shard.forget(ALICE)
+        receipt = await shard.run_long(Forget(ALICE))
         assert receipt.removed["versions"] == [9, 10]
         assert rig.traces(ALICE, tmp_path) == set()
-        untouched = await shard.forget("somebody else")
+        untouched = await shard.run_long(Forget("somebody else"))
         assert untouched.removed == {}
     lineage = ArchivedLineage(str(archive))
     assert len(lineage.of_version(9)) == 2, "the lineage has no names, and stays"

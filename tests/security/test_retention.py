@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from stepwell.commands.forget import forget_kept_back, forget_overdue
+from stepwell.pool.api.consent import RETENTION
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
-from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.retention_watch import RetentionWatch
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.slices.forgetting import FindOverdue, ForgetOverdue
+from stepwell.pool.slices.forgetting_work import Forgetting
 from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
@@ -79,6 +80,15 @@ async def until_run(shard: ShardService, after: float = 0.0) -> None:
             await asyncio.sleep(0.01)
 
 
+async def look_often(shard: ShardService) -> None:
+    """From the next call on, instead of once an hour."""
+    forgetting = shard.pool.state.slice_of(Forgetting)
+    forgetting.retention_interval = 0.05
+    if forgetting.watching is not None:
+        forgetting.watching.cancel()
+        await asyncio.gather(forgetting.watching, return_exceptions=True)
+
+
 def held(shard: ShardService) -> set[str]:
     return {*shard.pool.state.trajectories, *shard.pool.state.history}
 
@@ -93,7 +103,7 @@ async def test_nothing_that_is_too_old_is_in_any_file_and_all_that_is_younger_is
         await rig.fill(shard, files, days_ago={ALICE: 40, BOB: 20})
         (state / "data_pool.sqlite.damaged-0").write_text(ALICE)
         before = rig.traces(BOB, archive)
-        receipt = await shard.forget_overdue(30 * DAY)
+        receipt = await shard.run_long(ForgetOverdue(30 * DAY))
         assert rig.traces(ALICE, state, archive) == set()
         assert rig.traces(BOB, archive) == before
         assert held(shard) == {rig.session_of(BOB, place) for place in ("history", "leased", "open", "ready")}
@@ -120,7 +130,7 @@ async def test_a_kill_before_any_step_leaves_nothing_once_the_shard_runs_again(t
         await until_run(shard)
         assert rig.traces(ALICE, state, archive) == set()
         assert archived(archive) == {rig.session_of(BOB, place) for place in ("archived", "second")}
-        receipt = shard.forgetting.receipt(shard.pool.state.tombstones.subjects["age"])
+        receipt = shard.pool.state.slice_of(Forgetting).receipt(shard.pool.state.tombstones.subjects["age"])
         assert {one["where"] for one in receipt.removed["trajectories"].values()} > {"queue", "lease", "archive"}
 
 
@@ -132,7 +142,7 @@ async def test_a_pool_with_a_retention_removes_by_itself(tmp_path: Path) -> None
     with opened(state, archive, KEPT_30_DAYS, clock.wall, clock.monotonic) as (shard, files):
         await rig.fill(shard, files, days_ago={ALICE: 0, BOB: -25})
         clock.ran = 31 * DAY
-        shard.retention_watch = RetentionWatch(shard.overdue, 0.05)
+        await look_often(shard)
         await until_run(shard, clock.wall())
         assert rig.traces(ALICE, state, archive) == set()
         assert rig.traces(BOB, archive)
@@ -146,17 +156,17 @@ async def test_a_clock_that_is_wrong_for_a_minute_removes_nothing(tmp_path: Path
         await rig.fill(shard, files, days_ago={ALICE: 0, BOB: 0})
         before, in_archive = held(shard), archived(archive)
         clock.ahead = 60 * DAY
-        overdue = await shard.overdue()
+        overdue = await shard.run_long(FindOverdue())
         assert (overdue.trajectories, overdue.archived) == (len(before), len(in_archive))
         assert overdue.clock - overdue.since > 60 * DAY - 60
         assert (await shard.stats()).overdue_by_clock == len(before) + len(in_archive)
         clock.ran += 60
         clock.ahead = 0.0
-        assert (await shard.overdue()).count == 0
+        assert (await shard.run_long(FindOverdue())).count == 0
         assert (await shard.stats()).overdue_by_clock == 0
         assert (held(shard), archived(archive)) == (before, in_archive)
         clock.ran += 30 * DAY
-        assert (await shard.overdue()).count == 0
+        assert (await shard.run_long(FindOverdue())).count == 0
         assert (held(shard), list(archive.glob("*.parquet"))) == (set(), []), "what is due by now is removed as ever"
 
 
@@ -164,7 +174,7 @@ async def test_a_gateway_whose_clock_is_behind_loses_no_data(tmp_path: Path) -> 
     with opened(tmp_path / "state", tmp_path / "archive", KEPT_30_DAYS) as (shard, files):
         await rig.fill(shard, files, days_ago={ALICE: 60, BOB: 0})
         before = held(shard)
-        assert (await shard.overdue()).trajectories > 0
+        assert (await shard.run_long(FindOverdue())).trajectories > 0
         assert held(shard) == before
 
 
@@ -193,7 +203,7 @@ async def test_after_the_pool_was_off_a_person_decides(tmp_path: Path, caplog: p
         assert held(shard) == {"later"}
         assert (await shard.stats()).overdue_by_clock == 0
         clock.ran += 31 * DAY
-        await shard.overdue()
+        await shard.run_long(FindOverdue())
         assert held(shard) == set()
 
 
@@ -204,7 +214,7 @@ async def test_a_trajectory_can_be_opened_with_a_shorter_retention(tmp_path: Pat
         await until_run(shard)
         await rig.fill(shard, files, days_ago={ALICE: 0, BOB: 0}, metadata={ALICE: {RETENTION: DAY}})
         clock.ran = 2 * DAY
-        shard.retention_watch = RetentionWatch(shard.overdue, 0.05)
+        await look_often(shard)
         await until_run(shard, clock.wall())
         assert rig.traces(ALICE, state, archive) == set()
         assert rig.traces(BOB, archive)
@@ -215,7 +225,7 @@ async def test_a_trajectory_can_be_opened_with_a_shorter_retention(tmp_path: Pat
 async def test_a_session_goes_on_after_its_old_part_is_removed(tmp_path: Path) -> None:
     with opened(tmp_path / "state", tmp_path / "archive") as (shard, files):
         await rig.fill(shard, files, days_ago={ALICE: 40, BOB: 20})
-        await shard.forget_overdue(30 * DAY)
+        await shard.run_long(ForgetOverdue(30 * DAY))
         session = rig.session_of(ALICE, "open")
         (place,) = await shard.run([PlaceSession(SessionCall(session, "new", ALICE))])
         assert isinstance(place, SessionPlace)
@@ -227,9 +237,9 @@ async def test_a_run_that_finds_nothing_does_not_write_the_journal_again(tmp_pat
     steps: list[str] = []
     with opened(tmp_path / "state", tmp_path / "archive") as (shard, files):
         await rig.fill(shard, files, days_ago={ALICE: 40, BOB: 20})
-        await shard.forget_overdue(30 * DAY)
-        shard.forgetting.before_step = steps.append
-        receipt = await shard.forget_overdue(30 * DAY)
+        await shard.run_long(ForgetOverdue(30 * DAY))
+        shard.pool.state.slice_of(Forgetting).before_step = steps.append
+        receipt = await shard.run_long(ForgetOverdue(30 * DAY))
     assert "scrub" not in steps
     assert receipt.removed == {"older_than": 30 * DAY}, "the receipt is of the last run"
 

@@ -201,7 +201,7 @@ class GroupIntake:
             self._metrics.count_group(result)
         return verdicts_of_groups
 
-    def forget(self, channel: str) -> None:
+    def drop(self, channel: str) -> None:
         self.latest.pop(channel, None)
 
 

@@ -131,7 +131,7 @@ class AtroposRoutes:
     async def reset_data(self, channel: str, _: AtroposRequest) -> Response:
         await self._pool.clear(channel)
         self._registries.reset(channel)
-        self._intake.forget(channel)
+        self._intake.drop(channel)
         await self._registries.save()
         return Response(b"Reset successful", media_type="text/plain")
 

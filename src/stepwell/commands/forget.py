@@ -16,12 +16,20 @@ from stepwell.common.atomic_files import replacing_file
 from stepwell.common.command_line import say
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
-from stepwell.pool.api.forgetting import Overdue, merge_receipts
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive_files import ArchiveFiles
-from stepwell.pool.shard.forgetting import RowTest
 from stepwell.pool.shard.late_rewards import FOLDER
-from stepwell.pool.state.tombstones import AGE, OLDER_THAN, Tombstone, Tombstones
+from stepwell.pool.slices.forgetting import (
+    OLDER_THAN,
+    FindOverdue,
+    Forget,
+    ForgetKeptBack,
+    ForgetOverdue,
+    Overdue,
+    merge_receipts,
+)
+from stepwell.pool.slices.removal import RowTest
+from stepwell.pool.state.tombstones import AGE, Tombstone, Tombstones
 
 EXTRA = "arrow"
 HOW_TO_DELETE = (
@@ -92,7 +100,7 @@ async def _forget(pool: PoolClient, settings: ForgetSettings) -> dict[str, Any]:
 
 async def forget(pool: PoolClient, subject: str, folders: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the receipt, in plain values."""
-    receipts = await pool.forget(subject)
+    receipts = await pool.ask_long(Forget(subject))
     plan = await pool.shards.plan()
     tombstones = Tombstones()
     tombstones.key = plan.uid.encode()
@@ -103,7 +111,7 @@ async def forget(pool: PoolClient, subject: str, folders: Sequence[str] = ()) ->
 
 async def forget_overdue(pool: PoolClient, seconds: float, folders: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the receipt, in plain values."""
-    receipts = await pool.forget_overdue(seconds)
+    receipts = await pool.ask_long(ForgetOverdue(seconds))
     too_old = Tombstone(AGE, time.time(), removed={OLDER_THAN: seconds})
     further = await _clean(folders, too_old, Tombstones())
     return {**merge_receipts(receipts, time.time()), "further_archives": further}
@@ -111,11 +119,11 @@ async def forget_overdue(pool: PoolClient, seconds: float, folders: Sequence[str
 
 async def forget_kept_back(pool: PoolClient, *, confirm: bool) -> str:
     """What the retention keeps though it is too old by the clock. With `confirm`, it is deleted. Returns words."""
-    found = [overdue for overdue in await pool.overdue() if overdue.count]
+    found = [overdue for overdue in await pool.ask_long(FindOverdue()) if overdue.count]
     if not found:
         return "nothing: the retention has deleted all that is too old"
     if confirm:
-        await pool.forget_kept_back()
+        await pool.ask_long(ForgetKeptBack())
     return "\n".join((*map(_told, found), "deleted" if confirm else HOW_TO_DELETE))
 
 

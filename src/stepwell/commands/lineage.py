@@ -66,13 +66,13 @@ def lineage_lines(entries: Sequence[LineageEntry]) -> Iterator[str]:
 
 
 def verify(lineage: ArchivedLineage, entries: Sequence[LineageEntry]) -> Iterator[str]:
-    """Conflict if a batch of the archive is not what was trained: some of it was forgotten, or is not archived yet."""
+    """Conflict if a batch of the archive is not what was trained: some of it was deleted, or is not archived yet."""
     for batch in dict.fromkeys(entry.batch for entry in entries if entry.digest):
         recorded, rebuilt = lineage.recorded_digest(batch), digest_of(lineage.rebuild(batch))
         if recorded != rebuilt:
             raise Conflict(
                 f"batch {batch} in the archive has hash {rebuilt}, and what was trained has {recorded}: some of it was "
-                "forgotten, or is not in the archive yet"
+                "deleted, or is not in the archive yet"
             )
         yield f"batch {batch} is rebuilt from the archive bit for bit: {rebuilt}"
 

@@ -47,7 +47,7 @@ class ShownPool(BaseModel):
     quarantined: dict[str, int]
     scoring: ScoringStats
     archiving: ArchiveStats = ArchiveStats()
-    forgetting_waits: int = 0
+    removal_waits: int = 0
     overdue_by_clock: int = 0
     missing: list[str] = []
 
@@ -228,8 +228,8 @@ def _errors(status: ShownStatus) -> Iterator[str]:
         yield f"archive: {_count(archive.failures, 'failed write')}; {_count(archive.waiting_groups, 'group')} wait"
     if status.policy is not None and status.policy.alarm:
         yield f"canary: {status.policy.alarm}"
-    if status.pool is not None and status.pool.forgetting_waits:
-        yield f"forgetting: {_count(status.pool.forgetting_waits, 'shard')} cannot go on now; the log says why"
+    if status.pool is not None and status.pool.removal_waits:
+        yield f"forgetting: {_count(status.pool.removal_waits, 'shard')} cannot go on now; the log says why"
     if status.pool is not None and status.pool.overdue_by_clock:
         kept = status.pool.overdue_by_clock
         yield f"retention: {kept:,} trajectories are too old by the clock alone: stepwell forget --overdue"

@@ -175,11 +175,11 @@ class BoundedHttp(HttpToolsProtocol):
         else:
             self.flow.resume_reading()  # otherwise a client that leaves is not noticed
 
-        def forget() -> None:
+        def stop_watching() -> None:
             if self._on_gone is on_gone:
                 self._on_gone = None
 
-        return forget
+        return stop_watching
 
     def is_open(self) -> bool:
         if self.transport.is_closing():

@@ -86,7 +86,7 @@ METRICS = (
     _one(
         "shards_forgetting_waits",
         "Shards that cannot remove now what is to be forgotten; their log says why.",
-        lambda stats: stats.forgetting_waits,
+        lambda stats: stats.removal_waits,
     ),
     _one(
         "overdue_by_clock",

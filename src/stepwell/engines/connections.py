@@ -188,7 +188,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, failure: Exception | None) -> None:
         is_whole = failure is None and self.reply is not None and self.reply.status and not self._is_delimited
         self._end(None if is_whole else failure or ConnectionResetError(SERVER_GONE))
-        self._owner.forget(self)
+        self._owner.discard(self)
 
     def on_message_begin(self) -> None:
         if self.reply is None:
@@ -298,7 +298,7 @@ class EngineConnections:
         """A request is over."""
         self._room.release()
 
-    def forget(self, connection: EngineConnection) -> None:
+    def discard(self, connection: EngineConnection) -> None:
         """It is lost."""
         self._all.discard(connection)
         idle = self._idle.get(connection.place, [])

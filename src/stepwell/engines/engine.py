@@ -274,7 +274,7 @@ class EngineControl(Protocol):
 
     def version(self) -> str: ...
 
-    def forget_prefixes(self) -> None:
+    def drop_prefixes(self) -> None:
         """Empties the prefix cache: the new weights must not read what the old ones computed."""
 
     def logprobs(self, ids: Sequence[int]) -> list[float]:

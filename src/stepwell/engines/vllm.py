@@ -358,7 +358,7 @@ class VllmControl:
     def version(self) -> str:
         return str(self._call("GET", "/weight_info", None).get("weight_version"))
 
-    def forget_prefixes(self) -> None:
+    def drop_prefixes(self) -> None:
         if self._post("/reset_prefix_cache").get("success") is not True:
             raise SyncFailed(f"{self.url} did not empty its prefix cache, which holds what the old weights computed")
 

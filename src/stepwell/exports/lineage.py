@@ -71,7 +71,7 @@ class ArchivedLineage:
         return batch_digest(entry.digest for entry in self.entries if entry.batch == batch and entry.digest)
 
     def rebuild(self, batch: str) -> list[StepGroup]:
-        """The groups of a batch, from the archive. What was forgotten or is not archived yet is missing."""
+        """The groups of a batch, from the archive. What was deleted or is not archived yet is missing."""
         wanted = {entry.trajectory: entry for entry in self.entries if entry.batch == batch and entry.digest}
         if not wanted:
             raise BadRequest(f"no batch {batch!r} is in the lineage of {self._url}")

@@ -58,7 +58,7 @@ class PoolListing:
         if number is not None:
             del self._groups[one.shard, number].tokens[one.trajectory_uid]
 
-    def forget(self, shard: str) -> None:
+    def drop(self, shard: str) -> None:
         self._groups = {key: group for key, group in self._groups.items() if key[0] != shard}
         self._group_of = {key: number for key, number in self._group_of.items() if key[0] != shard}
 
@@ -100,7 +100,7 @@ async def list_pool(pool: PoolClient, selection: Selection) -> PoolListing:
     listing = PoolListing()
     async for changes in all_changes(pool):
         for shard in changes.reset_shards:
-            listing.forget(shard)
+            listing.drop(shard)
         for one in changes.snapshots:
             if selection.accepts(one) and one.steps > one.quarantined:
                 listing.add(one)

@@ -21,7 +21,7 @@ MEMORY = 100.0
 ALL = ""
 """The key under which all rollouts count."""
 MAX_KEYS = 10_000
-"""Tasks that are remembered; those that were longest without a rollout are forgotten."""
+"""Tasks that are remembered; those that were longest without a rollout are dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class SyncRound:
     def resume(self, version: int) -> None:
         """Resumes engines with changed weights. These are not proved yet, but only an engine that computes can be asked
         for a proof."""
-        self.each(lambda engine: engine.forget_prefixes(), undo=break_off)
+        self.each(lambda engine: engine.drop_prefixes(), undo=break_off)
         self.each(lambda engine: engine.set_version(str(version)), undo=_disown)
         self.each(_resume)
 

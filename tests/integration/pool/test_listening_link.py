@@ -63,7 +63,7 @@ async def test_a_pool_is_used_over_the_network_as_it_is_directly(listening_link:
     await client.register_trajectory(Registration("t", "p"))
     assert await client.knows("t", "p") == "train"
     assert (await client.stats()).shards == 2
-    with pytest.raises(BadRequest, match="forget is no call that a link over a network carries"):
+    with pytest.raises(BadRequest, match="run_long is no call that a link over a network carries"):
         await client.forget("ann")
     with pytest.raises(BadRequest, match="need a link of their own"):
         await PoolClient("other", namespace, transport=link).check()

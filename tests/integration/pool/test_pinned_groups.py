@@ -68,8 +68,8 @@ class Pins(Slice):
         for prompt_uid, by in rows.items():
             self.pin(prompt_uid, by)
 
-    def forget(self, is_forgotten: Callable[[str, str, float], bool]) -> int:
-        found = [prompt_uid for prompt_uid in self.pins if is_forgotten("", prompt_uid, 0.0)]
+    def remove(self, is_wanted: Callable[[str, str, float], bool]) -> int:
+        found = [prompt_uid for prompt_uid in self.pins if is_wanted("", prompt_uid, 0.0)]
         for prompt_uid in found:
             self.unpin(prompt_uid)
         return len(found)

@@ -102,7 +102,7 @@ def test_an_archive_in_trouble_is_an_error_and_what_it_drops_is_lost() -> None:
 
 def test_what_cannot_be_removed_and_what_a_person_must_decide_are_errors() -> None:
     assert isinstance(STATUS["pool"], dict)
-    waits = {"forgetting_waits": 1, "overdue_by_clock": 1_200}
+    waits = {"removal_waits": 1, "overdue_by_clock": 1_200}
     shown = status_text(ShownStatus.model_validate(STATUS | {"pool": STATUS["pool"] | waits}))
     assert "forgetting: 1 shard cannot go on now; the log says why\n" in shown
     assert "retention: 1,200 trajectories are too old by the clock alone: stepwell forget --overdue\n" in shown

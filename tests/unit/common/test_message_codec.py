@@ -41,7 +41,7 @@ from stepwell.pool.api.scoring import RewardScorer
 from stepwell.pool.api.shard_layout import GroupElsewhere
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client.link_messages import LinkAnswer, LinkCall, LinkState
-from stepwell.pool.shard.operation import Operation
+from stepwell.pool.shard.operation import LongOperation, Operation
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.trajectories import ChannelIfOpen
 from stepwell.steps.columns import Columns, PrefixLinks, pack, unpack
@@ -94,11 +94,11 @@ def annotations() -> Iterator[Any]:
         yield typing.get_type_hints(operation.run, localns={"Json": Json, "Shard": NoneType})["return"]
 
 
-def operations() -> Iterator[type[Operation[Any]]]:
+def operations() -> Iterator[type[Operation[Any] | LongOperation[Any]]]:
     for module in HOMES:
         import_module(module)
     for cls in MESSAGES.values():
-        if issubclass(cls, Operation) and cls.__module__.startswith("stepwell."):
+        if issubclass(cls, Operation | LongOperation) and cls.__module__.startswith("stepwell."):
             yield cls
 
 

@@ -35,7 +35,7 @@ STATS = PoolStats(
     decided=Counter({"rollback": 5}),
     leases=2,
     short_of_disk=1,
-    forgetting_waits=17,
+    removal_waits=17,
     overdue_by_clock=18,
     forks=0,
     scoring=ScoringStats(waiting=6, under_way=1, resting=0, scored=30, failed=Counter({"timeout": 8}), late=0),

@@ -1,6 +1,6 @@
 """An environment's registration at the rollout server.
 
-The server may become unreachable, and may have forgotten the environment when it returns. Then the environment
+The server may become unreachable, and may not know the environment any more when it returns. Then the environment
 registers again, gets another number, and continues; it keeps its own state.
 """
 

@@ -338,7 +338,7 @@ class Outbox:
             self._postpone(lane, refused_as_full)
         if self._spool is not None:
             self._spool.remove(answered)
-            if SubmitVerdict.FORGOTTEN in verdicts:
+            if SubmitVerdict.DELETED in verdicts:
                 self._spool.scrub()
             self._recall()
         self._log_dropped()

@@ -21,7 +21,6 @@ from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.redactor import Redactor
 from stepwell.gateway.recording.spool import Spool
-from stepwell.pool.api.forgetting import merge_receipts
 from stepwell.pool.api.scoring import RewardScorer
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import LinkClient
@@ -113,11 +112,7 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: Ga
     async def forget(wanted: gateway_api.ForgetSubject) -> gateway_api.ForgetReceipt:
         """Delete everything of one person, for good, and record no more of it; or delete all that is too old. It can be
         repeated."""
-        if wanted.subject is not None:
-            receipts = await readiness.pool.forget(wanted.subject)
-        else:
-            receipts = await readiness.pool.forget_overdue(wanted.older_than or 0.0)
-        return gateway_api.ForgetReceipt(**merge_receipts(receipts, time.time()))
+        return gateway_api.ForgetReceipt(**await readiness.pool.forget(wanted.subject, wanted.older_than or 0.0))
 
     @router.get("/engines")
     async def engines_now() -> gateway_api.EngineList:

@@ -1,4 +1,4 @@
-"""What a person has agreed to: flags in the metadata of a trajectory."""
+"""What a person has agreed to: flags in the metadata of a trajectory, and how long its data is kept."""
 
 from collections.abc import Mapping
 
@@ -6,6 +6,8 @@ from stepwell.steps.step import JsonObject
 
 CONSENT = "consent"
 """In a trajectory's metadata: {train, keep}. A flag that is not there is true."""
+RETENTION = "retention_seconds"
+"""In a trajectory's metadata: how many seconds its data is kept, if that is less than the pool keeps data."""
 
 
 def may_train(metadata: JsonObject) -> bool:

@@ -90,7 +90,7 @@ class VersionRewards:
     cursor: dict[str, str]
     """For the next call: where each shard's rewards ended."""
     missed: int = 0
-    """Rewards that were forgotten before anyone asked for them, at least: a shard without a journal that has restarted
+    """Rewards that were dropped before anyone asked for them, at least: a shard without a journal that has restarted
     does not know how many."""
 
 

@@ -46,7 +46,7 @@ class SubmitVerdict(StrEnum):
     """The channel is full and refuses new data. The step may be sent again later."""
     TOO_LARGE = "too_large"
     """With it, its trajectory would hold more than its share of the channel."""
-    FORGOTTEN = "forgotten"
+    DELETED = "forgotten"
     """The data of its subject was deleted."""
     ELSEWHERE = "elsewhere"
     """Another shard has the trajectory, or may open it. The client asks that one; no producer gets this verdict."""

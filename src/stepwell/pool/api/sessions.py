@@ -25,7 +25,7 @@ SESSION = "session"
 """In a trajectory's metadata: {id, predecessor, user}. The first trajectory of a session has no predecessor."""
 CLIENT = "client"
 """In a trajectory's metadata: what the holder of a session key sent with the session. Nothing reads it: rewards,
-exports and forgetting read what operators and runners say."""
+exports and deletion read what operators and runners say."""
 SUBJECT = "subject"
 """In a trajectory's metadata: the pseudonym of the person whose data it is, if it is not the user of a session."""
 IDLE = "idle"

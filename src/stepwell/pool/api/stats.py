@@ -123,8 +123,7 @@ class PoolStats:
     channels: Mapping[str, ChannelStats]
     submitted: int
     refused: Counter[str]
-    """Steps by cause: duplicate, late, unknown, mixed_indexes, full, too_large,
-    forgotten."""
+    """Refused steps, by the value of their SubmitVerdict."""
     quarantined: Counter[str]
     """Steps by kind of fault."""
     in_grace: int
@@ -140,9 +139,9 @@ class PoolStats:
     dropped is `late`."""
     short_of_disk: int = 0
     """Shards that take no new data because their journal's disk is nearly full."""
-    forgetting_waits: int = 0
-    """Shards that cannot remove what is to be forgotten now, because of a lack of space, for example. Their log says
-    why. They try again."""
+    removal_waits: int = 0
+    """Shards that cannot remove for good what they are to remove, because of a lack of space, for example. Their log
+    says why. They try again."""
     overdue_by_clock: int = 0
     """Trajectories that the retention keeps, though they are too old by the wall clock: the pool has not run for so
     long since they came."""

@@ -24,15 +24,19 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import FlushNeeded, SubmitVerdict
 from stepwell.pool.api.shard_layout import FIRST_REVISION, GroupElsewhere, LayoutDiffers
 from stepwell.pool.client.shards import RETRY_PAUSE, ShardClient, ShardSet
-from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
+from stepwell.pool.shard.operation import LongOperation, MergedOperation, Operation, ShardRoute
+from stepwell.pool.slices.forgetting import Forget, ForgetOverdue, merge_receipts
 from stepwell.steps.columns import Columns, cut, stack
 
+P = TypeVar("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
 Submit = Callable[[str, list[int], PoolPlan], Awaitable[Sequence[SubmitVerdict]]]
 """Sends the steps with these indexes to a shard."""
 
+LONG_TIMEOUT = 3600.0
+"""Seconds that a long operation may take at a shard, such as reading a large archive as a whole."""
 FIRST_PAUSE = 0.01
 """Seconds. Each further pause is twice as long, up to RETRY_PAUSE."""
 MIN_TIMEOUT = 1.0
@@ -225,6 +229,22 @@ class AskingClient(ShardClient):
             sender = BatchSender(send, patience=attrgetter("patience"))
             self._senders[shard, plan.revision] = sender
         return cast("R", await sender.submit(operation))
+
+    async def ask_long(self, operation: LongOperation[P], *, timeout: float = LONG_TIMEOUT) -> list[P]:
+        """The answers of all shards. PoolUnavailable if one does not answer; it goes on all the same."""
+        names, parts = await self.shards.names(), list[P]()
+        again: LongOperation[P] | None = operation
+        while again is not None:
+            asked = again
+            parts = await asyncio.gather(*(self.shards.at(name, timeout=timeout).run_long(asked) for name in names))
+            again = asked.again(parts)
+        return parts
+
+    async def forget(self, subject: str | None, older_than: float = 0.0) -> dict[str, Any]:
+        """Remove everything of a subject, or everything that is older than so many seconds, for good. The receipt.
+        PoolUnavailable if a shard does not answer, or is not done: it goes on by itself."""
+        operation = ForgetOverdue(older_than) if subject is None else Forget(subject)
+        return merge_receipts(await self.ask_long(operation), time.time())
 
     def hurry(self) -> None:
         """Operations that wait for others leave now."""

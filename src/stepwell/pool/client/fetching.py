@@ -154,7 +154,7 @@ class _Fetch:
                 await self._await_change(max(0.01, deadline - time.monotonic()))
             self._names = await self._shards.names()
             for gone in {*self._summaries, *self._counts} - set(self._names):
-                self._forget(gone)
+                self._drop(gone)
 
     def _has_coordinator(self) -> bool:
         return any(shard == self._coordinator for part in self._parts for shard, _ in part.leases)
@@ -181,7 +181,7 @@ class _Fetch:
         """What these shards could hand out now. A shard that does not say so soon is waited for later."""
         looks = []
         for name in names:
-            self._forget(name)
+            self._drop(name)
             looks.append(self._start_watch(name, self._peek(name)))
         if looks:
             done, _ = await asyncio.wait(looks, timeout=LOOK_PATIENCE)
@@ -210,10 +210,10 @@ class _Fetch:
             news = await self._shards.wait_news(name, {topic: revision})
             self._counts |= {name: news[topic]} if topic in news else {}
         except PoolUnavailable:
-            self._forget(name)
+            self._drop(name)
             await asyncio.sleep(RETRY_PAUSE)
 
-    def _forget(self, name: str) -> None:
+    def _drop(self, name: str) -> None:
         self._summaries.pop(name, None)
         self._counts.pop(name, None)
 
@@ -291,7 +291,7 @@ class _Fetch:
                 part = await self._shards.while_it_answers(name, take)
             except PoolUnavailable:
                 self._held.put_back([lease])
-                self._forget(name)
+                self._drop(name)
                 return
         is_wanted = uid == self._uid and wanted.count <= self._missing and self._has_room(wanted)
         if part is None:

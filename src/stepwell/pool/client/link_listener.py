@@ -2,8 +2,8 @@
 
 - A connection has some seconds and few bytes for TLS and for its proof of the secret (network_link.py). Until then it
   is a stranger: there are few at a time, and a new one takes the place of the oldest.
-- Only the calls of gateways, dashboards and Atropos servers go through, to the shards of one pool. Nothing here forgets
-  data, changes the shards, or reaches another actor.
+- Only the calls of gateways, dashboards and Atropos servers go through, to the shards of one pool. Nothing here
+  removes data, changes the shards, or reaches another actor.
 """
 
 import asyncio

@@ -38,7 +38,7 @@ from stepwell.pool.client.link_messages import (
     read_frame,
 )
 from stepwell.pool.client.ray_cluster import join_ray, why_no_cluster
-from stepwell.pool.shard.cluster_watch import listens, wait_until_head_forgets
+from stepwell.pool.shard.cluster_watch import listens, wait_until_head_loses_state
 from stepwell.pool.shard.ray_transport import RayTransport
 
 JOIN_PAUSE = 0.5
@@ -160,14 +160,14 @@ class LinkServer:
     async def _watch_cluster(self) -> str:
         """Returns why the cluster cannot be used any more. While only its head is away, shards can be reached."""
         head, node = await asyncio.to_thread(_addresses)
-        forgets = asyncio.create_task(asyncio.to_thread(wait_until_head_forgets))
-        while not forgets.done():
+        loses = asyncio.create_task(asyncio.to_thread(wait_until_head_loses_state))
+        while not loses.done():
             if not await asyncio.to_thread(listens, *node):
                 return "the Ray node of this machine has ended"
             has_head = await asyncio.to_thread(listens, *head)
             self._tell(LinkState(is_joined=True, why="" if has_head else "Ray's head does not answer"))
             await asyncio.sleep(STATE_INTERVAL)
-        forgets.result()
+        loses.result()
         return f"the head of Ray at {self._address} has lost its state"
 
 

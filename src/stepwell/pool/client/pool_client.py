@@ -43,7 +43,6 @@ from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_and_ack, fetch_oldest, take_ready
 from stepwell.pool.client.flush_follower import FlushFollower
-from stepwell.pool.client.forgetting import ForgettingClient
 from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
 from stepwell.pool.client.policy import ServingWatch, VersionDelivery
 from stepwell.pool.client.scoring import ScoringTurns
@@ -78,7 +77,7 @@ from stepwell.steps.step import JsonObject, Step
 from stepwell.steps.step_filter import make_step_filter
 
 
-class PoolClient(ForgettingClient, AskingClient):
+class PoolClient(AskingClient):
     """Reaches every shard of one DataPool, by Ray unless another transport is given.
 
     `timeout` is the time in seconds that a call waits for a shard, `part_timeout` that of a question to all shards.

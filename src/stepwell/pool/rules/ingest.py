@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from stepwell.errors import BadRequest, Conflict, Forgotten, PoolFull, TooLarge, UnknownTrajectory
+from stepwell.errors import BadRequest, Conflict, PoolFull, StepwellError, TooLarge, UnknownTrajectory
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import (
     DEADLINE,
@@ -93,7 +93,7 @@ class Ingest:
         UnknownTrajectory if it is not there and the registration does not open it.
         """
         uid, prompt_uid, group_size = registration.trajectory_uid, registration.prompt_uid, registration.group_size
-        self.check_not_forgotten(uid, prompt_uid, registration.metadata or {})
+        self._state.tombstones.check(uid, prompt_uid, registration.metadata or {})
         known = self._state.trajectories.get(uid)
         if uid in self._state.closed or (known is not None and not known.is_at_home):
             raise Conflict(f"trajectory {uid} was already shipped or dropped; start a new one")
@@ -120,7 +120,7 @@ class Ingest:
                 "POST /init_trajectory, or before the first call"
             )
         group, metadata = moving.group, moving.metadata
-        self.check_not_forgotten(trajectory_uid, to_prompt_uid, metadata)
+        self._state.tombstones.check(trajectory_uid, to_prompt_uid, metadata)
         size = None if group.size == self._state.limits.group_size else group.size
         if self._ownership.is_own(to_prompt_uid):
             joined = self._group_for(to_prompt_uid, group.channel, size, group.source, metadata)
@@ -128,15 +128,6 @@ class Ingest:
         else:
             self._state.drop_trajectory(moving, MOVED)
         return Registration(trajectory_uid, to_prompt_uid, group.channel, size, metadata, group.source)
-
-    def check_not_forgotten(self, trajectory_uid: str, prompt_uid: str, metadata: JsonObject) -> None:
-        """Forgotten if nothing of its subject is taken any more."""
-        tombstones = self._state.tombstones
-        if tombstones and (tombstones.has_name(trajectory_uid, prompt_uid) or tombstones.covers(metadata)):
-            raise Forgotten("the data of this subject was deleted on request, and no more of it is recorded")
-
-    def is_forgotten(self, trajectory_uid: str, prompt_uid: str) -> bool:
-        return self._state.tombstones.has_name(trajectory_uid, prompt_uid)
 
     def submit(
         self, columns: Columns, *, channel: str | None = None, group_size: int | None = None
@@ -164,7 +155,7 @@ class Ingest:
                 refusals[registration.trajectory_uid] = SubmitVerdict.FULL
             except TooLarge:
                 refusals[registration.trajectory_uid] = SubmitVerdict.TOO_LARGE
-            except (BadRequest, Conflict, Forgotten):  # the verdict of its steps says it: late, duplicate or unknown
+            except StepwellError:  # the verdict of its steps says it: late, duplicate or unknown
                 continue
         packed = PackedSteps(columns)
         return [
@@ -282,7 +273,7 @@ class Ingest:
         """A trajectory for a step whose trajectory is not held, or why there is none."""
         state = self._state
         if state.tombstones.has_name(uid, prompt_uid):
-            return SubmitVerdict.FORGOTTEN
+            return SubmitVerdict.DELETED
         if self._ownership.is_elsewhere(uid, prompt_uid, channel):
             return SubmitVerdict.ELSEWHERE
         if uid in state.closed:
@@ -352,9 +343,9 @@ class Ingest:
         known = self._state.trajectories.get(trajectory_uid)
         if known is not None and known.is_at_home and known.group.prompt_uid == prompt_uid:
             return known
-        if self.is_forgotten(trajectory_uid, prompt_uid):
-            return None
         if trajectory_uid in self._state.closed or (known is not None and not known.is_at_home):
+            return None
+        if self._state.tombstones.has_name(trajectory_uid, prompt_uid):
             return None
         raise UnknownTrajectory(
             f"no trajectory {trajectory_uid} of prompt_uid {prompt_uid} is registered; POST /init_trajectory first"
@@ -365,7 +356,7 @@ class Ingest:
         known = self._state.trajectories.get(reward.trajectory_uid)
         if known is None or known.group.lease is None or known.group.prompt_uid != reward.prompt_uid:
             return None
-        return None if self.is_forgotten(known.uid, reward.prompt_uid) else known
+        return None if self._state.tombstones.has_name(known.uid, reward.prompt_uid) else known
 
     def _register_again(self, known: Trajectory, registration: Registration) -> None:
         if registration.channel not in (None, known.group.channel):

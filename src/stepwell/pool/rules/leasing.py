@@ -222,7 +222,7 @@ class Leasing:
 
         - An acknowledgement is kept until the holder says that all shards have ended their parts. If the holder dies
           before that, it is kept for good: a shard may be away for any time, and must not hand out its part again.
-        - The opposite may be forgotten. It returns the coordinator's own part, and without that part a batch is not
+        - The opposite need not be kept. It returns the coordinator's own part, and without that part a batch is not
           acknowledged any more.
         - Beyond MAX_ACKNOWLEDGED, batches are refused: their data returns, and nothing is trained twice. It takes so
           many trainers that died within an acknowledgement.

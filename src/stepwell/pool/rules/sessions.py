@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stepwell.errors import Conflict, Forgotten
+from stepwell.errors import Conflict
 from stepwell.pool.api.producing import ENDED_BY, EndResult, Registration
 from stepwell.pool.api.sessions import IDLE, SESSION, SessionCall, SessionPlace, session_metadata
 from stepwell.pool.rules.ingest import Ingest
@@ -32,12 +32,11 @@ class Sessions:
             return SessionPlace(opened.uid, opened.group.channel)
         if not call.opens:
             return None if record is None else SessionPlace(record.trajectory_uid, record.channel)
-        if self._state.tombstones.covers_user(call.user):
-            raise Forgotten("the data of this user was deleted on request, and no more of it is recorded")
+        self._state.tombstones.check_user(call.user)
         registration = self._registration(call, record)
         try:
             self._ingest.register(registration)
-        except Conflict:  # the shard has forgotten the session, but not its first trajectory
+        except Conflict:  # the shard has lost the session, but not its first trajectory
             registration = self._registration(replace(call, after=call.after or call.session_id), record)
             self._ingest.register(registration)
         group = self._state.trajectories[registration.trajectory_uid].group

@@ -28,7 +28,7 @@ from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan, bounded_limits
 from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.cluster_watch import wait_until_head_forgets
+from stepwell.pool.shard.cluster_watch import wait_until_head_loses_state
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_backends import find_journals, journal_backend
 from stepwell.pool.shard.journal_header import JournalHeader
@@ -82,7 +82,7 @@ class ShardActor(ShardService):
             log.error("%s", refusal)
             super().__init__(plan, name, refusal=refusal)
             Thread(target=_end_when_opened, args=(open_journal,), name="await-journal", daemon=True).start()
-        Thread(target=_end_if_forgotten, args=(name,), name="cluster-watch", daemon=True).start()
+        Thread(target=_end_if_lost, args=(name,), name="cluster-watch", daemon=True).start()
         if name == plan.name:
             Thread(target=_watch_drains, args=(name, namespace), name="drain-watch", daemon=True).start()
 
@@ -139,9 +139,9 @@ def _open_journal(plan: PoolPlan, name: str, must_exist: bool) -> ShardJournal:
     )
 
 
-def _end_if_forgotten(name: str) -> None:
-    """A shard that the head has forgotten must not write to its journal beside the shard that replaces it."""
-    wait_until_head_forgets()
+def _end_if_lost(name: str) -> None:
+    """A shard that the head has lost must not write to its journal beside the shard that replaces it."""
+    wait_until_head_loses_state()
     log.error("shard %s ends: Ray's head has lost its state", name)
     _end_process()
 

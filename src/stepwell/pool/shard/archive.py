@@ -60,7 +60,7 @@ class SideRows(Generic[T]):
     folder: str
     read: Callable[[], list[tuple[int, T]]]
     """The committed ones, each with its number."""
-    forget: Callable[[int], None]
+    remove: Callable[[int], None]
     """All up to that number."""
     table: "Callable[[Sequence[T]], pyarrow.Table]"
     count: int = field(init=False)
@@ -95,8 +95,8 @@ class ParquetArchive:
         self._retry_pause = retry_pause
         self._clock = clock
         journal.keeps_lineage = True
-        self._rewards = SideRows(LATE_REWARDS, journal.late_rewards, journal.forget_late_rewards, late_rewards_table)
-        self._lineage = SideRows(LINEAGE, journal.lineage, journal.forget_lineage, lineage_table)
+        self._rewards = SideRows(LATE_REWARDS, journal.late_rewards, journal.remove_late_rewards, late_rewards_table)
+        self._lineage = SideRows(LINEAGE, journal.lineage, journal.remove_lineage, lineage_table)
         self._side_rows = (self._rewards, self._lineage)
         self._lineage_seen = journal.lineage_added
         self._waiting: deque[Group] = deque()
@@ -184,7 +184,7 @@ class ParquetArchive:
             self._bytes -= trajectory.nbytes
         for group in [group for group in self._waiting if not group.trajectories]:
             self._waiting.remove(group)
-            self._forget([group])
+            self._remove_rows([group])
         return removed
 
     def recount_late_rewards(self) -> None:
@@ -222,12 +222,12 @@ class ParquetArchive:
             self._bytes += group.nbytes
         self._journal.retired.clear()
         while self._bytes > self._max_bytes and self._waiting:
-            self._forget([self._waiting.popleft()])
+            self._remove_rows([self._waiting.popleft()])
             self._dropped += 1
             if self._dropped & (self._dropped - 1) == 0:
                 log.error("%d groups are dropped from the archive %s: too many wait", self._dropped, self._folder)
 
-    def _forget(self, groups: Sequence[Group]) -> None:
+    def _remove_rows(self, groups: Sequence[Group]) -> None:
         for group in groups:
             self._groups -= 1
             self._bytes -= group.nbytes
@@ -244,7 +244,7 @@ class ParquetArchive:
         )
 
     def _groups_are_written(self, file: str, groups: Sequence[Group]) -> None:
-        self._forget(groups)
+        self._remove_rows(groups)
         self._note(file)
 
     def _write_rows(self, side: "SideRows[Any]") -> None:
@@ -256,7 +256,7 @@ class ParquetArchive:
         )
 
     def _rows_are_written(self, side: "SideRows[Any]", file: str, last: int, count: int) -> None:
-        side.forget(last)
+        side.remove(last)
         side.count -= count
         self._note(file)
 
@@ -272,7 +272,7 @@ class ParquetArchive:
 
     def _files_are_renamed(self, files: Sequence[str]) -> None:
         for file in files:
-            self._journal.forget_archived(file)
+            self._journal.remove_archived(file)
         self._journal.commit_rows()
         self._has_noted = False
 

@@ -1,7 +1,7 @@
 """Noticing that Ray's head has lost its state.
 
 Ray's nodes and actors may run on beside a new head that does not know them. Then the pool is created again, and two
-shards have one journal; so a shard that the head has forgotten must end.
+shards have one journal; so a shard that the head has lost must end.
 """
 
 import socket
@@ -17,7 +17,7 @@ MOST_FAILURES = 5
 PROBE_TIMEOUT = 3.0
 
 
-def wait_until_head_forgets() -> None:
+def wait_until_head_loses_state() -> None:
     """Blocks, in a process that has joined Ray. A head that is away does not count: it may come back with its state."""
     import ray
     from ray.experimental import internal_kv

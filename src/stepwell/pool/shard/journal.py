@@ -206,7 +206,7 @@ class ShardJournal(StateJournal):
         self.save_group(group)
         self.retired.append(group)
 
-    def forget_retired(self) -> None:
+    def remove_retired(self) -> None:
         for group in self.retired:
             self.remove_group(group)
             group.dissolve()
@@ -219,7 +219,7 @@ class ShardJournal(StateJournal):
         """Committed files that are written, and may still have their temporary name."""
         return [row[0] for row in self.store.table("archived", "file") if row]
 
-    def forget_archived(self, file: str) -> None:
+    def remove_archived(self, file: str) -> None:
         self._execute("DELETE FROM archived WHERE file = ?", file)
 
     def add_late_reward(self, late: LateReward) -> None:
@@ -230,7 +230,7 @@ class ShardJournal(StateJournal):
         """Committed ones that are not archived yet, each with its row number."""
         return [(n, LateReward(**fields)) for n, fields in self._readable("late_rewards")]
 
-    def forget_late_rewards(self, last: int) -> None:
+    def remove_late_rewards(self, last: int) -> None:
         """All up to that row number."""
         self._execute("DELETE FROM late_rewards WHERE n <= ?", last)
 
@@ -251,14 +251,14 @@ class ShardJournal(StateJournal):
         """Committed rows that are not archived yet, each with its number."""
         return [(n, LineageRow(**fields)) for n, fields in self._readable("lineage")]
 
-    def forget_lineage(self, last: int) -> None:
+    def remove_lineage(self, last: int) -> None:
         """All up to that row number."""
         self._execute("DELETE FROM lineage WHERE n <= ?", last)
 
-    def forget_late_named(self, is_forgotten: Callable[[str, str, float], bool]) -> int:
-        """The committed rewards of trajectories with these names, or of that time. Returns how many."""
+    def remove_late_named(self, is_wanted: Callable[[str, str, float], bool]) -> int:
+        """Remove the committed rewards for whose trajectory_uid, prompt_uid and time this is true. Returns how many."""
         late = self.late_rewards()
-        found = [(n,) for n, reward in late if is_forgotten(reward.trajectory_uid, reward.prompt_uid, reward.at)]
+        found = [(n,) for n, reward in late if is_wanted(reward.trajectory_uid, reward.prompt_uid, reward.at)]
         if found:
             self._other.append(("DELETE FROM late_rewards WHERE n = ?", found))
         return len(found)
@@ -266,7 +266,7 @@ class ShardJournal(StateJournal):
     def save_tombstone(self, tombstone: Tombstone) -> None:
         self._execute(PUT_TOMBSTONE, tombstone.subject, seal(asdict(tombstone), tombstone.subject))
 
-    def add_forgotten_names(self, digests: Sequence[str]) -> None:
+    def add_refused_names(self, digests: Sequence[str]) -> None:
         self._other.append((PUT_TOMBSTONE, [(digest, None) for digest in digests]))
 
     def remove_closed(self, subject: str, trajectory_uids: Sequence[str]) -> None:

@@ -2,7 +2,8 @@
 
 - A row for each trajectory of an acknowledged batch, and one for each version that the pool was told. They are in the
   journal until they are in files of the archive, beside the groups.
-- Trajectories are named by hashes. So a lineage stays true after a subject is forgotten, and tells nothing of it.
+- Trajectories are named by hashes. So a lineage stays true when the data of a subject is removed, and tells nothing of
+  it.
 - A batch that was handed out under version p is in the first version after p, and in those that come from it.
 """
 

@@ -17,10 +17,10 @@
         def run(self, shard: Shard) -> Serving: ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from stepwell.pool.api.producing import FLUSH_WAIT
 
@@ -110,3 +110,17 @@ class MergedOperation(Operation[R], Generic[P, R]):
     def merge(self, parts: Mapping[str, P], missing: tuple[str, ...]) -> R:
         """`parts` are by the name of the shard; `missing` are those that did not answer in time."""
         raise NotImplementedError
+
+
+class LongOperation(Generic[P]):
+    """Asked of all shards, and answered when its work is done, in many transactions of each. So it shares no message
+    with others, and `run` of a shard refuses it; no link over a network carries it."""
+
+    __slots__ = ()
+
+    async def run(self, shard: "Shard") -> P:
+        raise NotImplementedError
+
+    def again(self, parts: Sequence[P]) -> Self | None:
+        """What all shards are asked next, because of what the others have answered; None if that is all."""
+        return None

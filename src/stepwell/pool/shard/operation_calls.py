@@ -5,19 +5,20 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.news import flush_topic
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.producing import TRAIN, FlushNeeded
 from stepwell.pool.api.shard_layout import GroupElsewhere
-from stepwell.pool.shard.operation import Operation, ShardRoute
+from stepwell.pool.shard.operation import LongOperation, Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard, ShardCalls
 from stepwell.pool.state.records import Trajectory
 
 log = logging.getLogger("stepwell.pool")
 
+P = TypeVar("P")
 
 TICKS = 4
 """How often a session is looked at within its idle time, at least."""
@@ -75,11 +76,18 @@ class OperationCalls(ShardCalls):
             raise answer
         return answer
 
+    async def run_long(self, operation: LongOperation[P]) -> P:
+        """Run an operation to its end, which may be far away. It goes on if nobody waits for it."""
+        self._transactions.check_open()
+        return await operation.run(self.shard)
+
     async def flushed(self, gateway: str, trajectory_uids: Sequence[str]) -> None:
         """The gateway holds no step of these trajectories."""
         self._transactions.check_open()
         for trajectory in filter(None, map(self.pool.state.trajectories.get, trajectory_uids)):
             self.pool.state.set_gateways(trajectory, {*trajectory.gateways} - {gateway})
+        for follow in self.shard.on_flushed:
+            follow(gateway, trajectory_uids)
         self.shard.gateways.notify()
 
     async def leave(self, gateway: str) -> None:

@@ -156,7 +156,7 @@ def _write_what_is_gone(pool: Pool, journal: ShardJournal) -> None:
         journal.add_closed(uid, revision, pool.state.closed_subjects.get(uid, ""))
     for tombstone in pool.state.tombstones.subjects.values():
         journal.save_tombstone(tombstone)
-    journal.add_forgotten_names(sorted(pool.state.tombstones.names))
+    journal.add_refused_names(sorted(pool.state.tombstones.names))
     for uid, how in pool.state.ended_leases.items():
         journal.add_ended(uid, how)
     for uid in pool.state.acknowledged:

@@ -3,7 +3,7 @@
 - The first shard decides: only a plan that it adopts is in force. All others, and all clients, follow it.
 - New shards run before the plan names them, and follow the plan in force until then. So no shard and no client ever has
   a plan that is not in force, and two plans with the same revision are the same.
-- If the first shard has forgotten a plan that another one knows, it takes that over before the next change.
+- If the first shard has lost a plan that another one knows, it takes that over before the next change.
 - A shard that goes runs until every client has had time to notice.
 - Each step may be repeated, so a change that was interrupted goes on with the next look or with the next command.
 """
@@ -69,14 +69,14 @@ async def _change(
     joining = changed.shard_names()[len(plan.shard_names()) :]
     told = [await _call(transport, name, "adopt_plan", plan) for name in joining]  # one that ran may have an older plan
     serving = await _call(transport, plan.name, "serving")
-    forgotten = await _call(transport, plan.name, "forgotten_subjects")
+    tombstones = await _call(transport, plan.name, "tombstones")
     await _share_rows(transport, plan, changed)
     for name in joining:
         await _call(transport, name, "set_policy_version", serving.policy_version, serving.withdrawn)
         for policy in serving.channels:
             if policy.adapter:
                 await _call(transport, name, "set_adapter", policy.channel, policy.adapter, policy.version)
-        await _call(transport, name, "adopt_forgotten", forgotten)
+        await _call(transport, name, "adopt_tombstones", tombstones)
     if all(following.layouts == plan.layouts for following in told):
         in_force: PoolPlan = await _call(transport, plan.name, "adopt_plan", changed)
         if in_force.layouts == changed.layouts:
@@ -95,7 +95,7 @@ async def _share_rows(transport: ActorTransport, plan: PoolPlan, changed: PoolPl
 
 
 class DrainWatch:
-    """Ends a change: former layouts are forgotten when their shards are empty, and shards that go are ended."""
+    """Ends a change: former layouts are dropped when their shards are empty, and shards that go are ended."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class DrainWatch:
         return self._left_at is not None and self._clock() >= self._left_at + LEAVE_DELAY
 
     async def _all_follow(self, plan: PoolPlan) -> bool:
-        """False if a shard knows a newer plan, which the first one has forgotten. It is in force again."""
+        """False if a shard knows a newer plan, which the first one has lost. It is in force again."""
         told = await asyncio.gather(*(self._call(name, "adopt_plan", plan) for name in plan.shard_names()))
         newest = max(told, key=attrgetter("revision"))
         if newest.revision > plan.revision:

@@ -18,8 +18,8 @@ from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.consumer_calls import HEARTBEAT_TIMEOUT, ConsumerCalls
-from stepwell.pool.shard.forget_calls import ForgetCalls
 from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.operation_calls import OperationCalls
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.transactions import ShardTransactions
 from stepwell.pool.slices.all import SLICES
@@ -33,7 +33,7 @@ GC_THRESHOLD = (100_000, 50, 100)
 """A pool holds many objects without cycles; the search for cycles among them is useless work."""
 
 
-class ShardService(ForgetCalls, ConsumerCalls):
+class ShardService(OperationCalls, ConsumerCalls):
     """Every call to a shard. Clients get these methods from `ShardSet.at`."""
 
     def __init__(
@@ -83,6 +83,8 @@ class ShardService(ForgetCalls, ConsumerCalls):
             ask_decision=ask_decision,
         )
         super().__init__(Shard(transactions))
+        for part in self.pool.state.slices:
+            part.attach(self.shard)
         self._archive = archive
 
     async def plan(self) -> PoolPlan:
@@ -120,6 +122,18 @@ class ShardService(ForgetCalls, ConsumerCalls):
         undecided = sum(coordinator in plan.shard_names()[plan.shards :] for coordinator, _ in decisions)
         return self.pool.ownership.misplaced() + undecided + archives
 
+    async def tombstones(self) -> dict[str, float]:
+        """The digests of the subjects of which nothing is taken, each with the time at which that was asked for."""
+        self._transactions.check_open()
+        found = self.pool.state.tombstones.subjects.values()
+        return {tombstone.subject: tombstone.at for tombstone in found if not tombstone.is_of_age}
+
+    async def adopt_tombstones(self, subjects: Mapping[str, float]) -> None:
+        """A shard that joins the pool takes nothing of them either."""
+        async with self._transactions.transaction():
+            for subject, at in subjects.items():
+                self.pool.state.refuse_subject(subject, at)
+
     async def wait_news(self, asker: str, seen: Seen, timeout: float) -> News:
         """As soon as one of the topics is not as it was seen; nothing after `timeout`. A later question of the same
         asker ends the earlier one."""
@@ -130,10 +144,10 @@ class ShardService(ForgetCalls, ConsumerCalls):
     async def changes(self, cursor: Cursor, limit: int) -> ChangesPage:
         """Changes since the cursor; all trajectories if the shard has restarted since it gave the cursor."""
         async with self._transactions.transaction():
-            reset = cursor.epoch != self._watch_epoch or self.pool.state.change_log.misses(cursor.position)
+            reset = cursor.epoch != self.shard.watch_epoch or self.pool.state.change_log.misses(cursor.position)
             page = self.pool.view.page(0 if reset else cursor.position, limit)
         snapshots = [snapshot[:-1] for snapshot in page.snapshots]
-        return ChangesPage(snapshots, Cursor(epoch=self._watch_epoch, position=page.position), reset, page.more)
+        return ChangesPage(snapshots, Cursor(epoch=self.shard.watch_epoch, position=page.position), reset, page.more)
 
     async def read(self, uids: Sequence[tuple[str, str]]) -> tuple[Columns, list[int]]:
         """The steps of each (trajectory_uid, prompt_uid), and how many each has."""
@@ -142,12 +156,10 @@ class ShardService(ForgetCalls, ConsumerCalls):
 
     async def stats(self) -> PoolStats:
         async with self._transactions.transaction():
-            stats = replace(
-                self.pool.stats(),
-                short_of_disk=int(self._transactions.disk_shortage() is not None),
-                forgetting_waits=int(bool(self.forgetting.waits_for)),
-                overdue_by_clock=self.forgetting.overdue.count,
-            )
+            short_of_disk = int(self._transactions.disk_shortage() is not None)
+            stats = replace(self.pool.stats(), short_of_disk=short_of_disk)
+            for add in self.shard.on_stats:
+                stats = add(stats)
         return stats if self._archive is None else replace(stats, archiving=self._archive.stats())
 
     async def quarantined(self) -> list[Step]:

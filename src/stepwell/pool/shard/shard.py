@@ -1,7 +1,7 @@
 """What an operation finds where it runs: the pool of one shard, its gateways, and what it tells them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from uuid import uuid4
 
@@ -9,6 +9,7 @@ from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.news import flush_topic
 from stepwell.pool.api.producing import FlushNeeded, RewardGiven
 from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.shard.engine_reports import EngineReports
 from stepwell.pool.shard.gateway_roster import HEARTBEAT, GatewayRoster
 from stepwell.pool.shard.late_rewards import LateReward
@@ -25,11 +26,20 @@ class Shard:
         """The rules and the state. Other code in the same process may read them."""
         self.epoch = uuid4().hex
         """Another one after each start."""
+        self.watch_epoch = self.epoch
+        """Watchers that know another one read everything again, and lose what is no longer there."""
+        self.on_flushed: list[Callable[[str, Sequence[str]], None]] = []
+        """Called when a gateway has flushed what it was asked for."""
+        self.on_stats: list[Callable[[PoolStats], PoolStats]] = []
+        """Add to the statistics of the shard what slices count."""
         self.engine_reports = EngineReports(transactions.monotonic)
         self.news = ShardNews(self.epoch, transactions, self.engine_reports)
         self.gateways = GatewayRoster(
             self.pool.state.gateways, transactions.monotonic, lambda gateway: self.news.post(flush_topic(gateway))
         )
+
+    def renew_watch_epoch(self) -> None:
+        self.watch_epoch = uuid4().hex
 
     @property
     def serving(self) -> Serving:

@@ -141,7 +141,7 @@ class ShardTransactions:
     def _write_journal(self) -> None:
         if self.journal is not None:
             if self.archive is None:
-                self.journal.forget_retired()
+                self.journal.remove_retired()
             self.journal.commit(self.pool.state.snapshot(), self.pool_time())
             self.pool.state.pack_at_rest()
             if self.archive is not None:

@@ -1,9 +1,10 @@
-"""The features that have state of their own in every shard.
+"""The features that have state or work of their own in every shard.
 
 Another one is a row here, after its class in a module beside this one.
 """
 
 from stepwell.pool.slices.curation import AuditTrail
+from stepwell.pool.slices.forgetting_work import Forgetting
 from stepwell.pool.state.slice import Slice
 
-SLICES: tuple[type[Slice], ...] = (AuditTrail,)
+SLICES: tuple[type[Slice], ...] = (AuditTrail, Forgetting)

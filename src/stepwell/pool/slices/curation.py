@@ -134,12 +134,12 @@ class AuditTrail(Slice):
             return ""
         return f"It was rejected {trajectory.rejected}. If it comes back, it is dropped."
 
-    def forget(self, is_forgotten: Callable[[str, str, float], bool]) -> int:
+    def remove(self, is_wanted: Callable[[str, str, float], bool]) -> int:
         saved = [(key, _read_entry(fields)) for key, fields in self._journal.rows_of(self.name)]
         found = {
             key: entry
             for key, entry in chain(saved, self.entries.items())
-            if is_forgotten(entry.trajectory_uid, entry.prompt_uid, entry.at)
+            if is_wanted(entry.trajectory_uid, entry.prompt_uid, entry.at)
         }
         for key in found:
             self.entries.pop(key, None)
@@ -291,7 +291,7 @@ class Curator:
         """At once, or, while a trainer has it, when it returns. If it does not return, it was trained once."""
         note = f"by {curation.by}" + (f": {curation.why}" if curation.why else "")
         if trajectory.group.trained:
-            self._state.forget_history(trajectory, f"rejected {note}")
+            self._state.remove_from_history(trajectory, f"rejected {note}")
             return CurationOutcome.DONE, "trained, in the history", "out of the history"
         if trajectory.group.lease is None:
             before = "complete" if trajectory.completed else "open"

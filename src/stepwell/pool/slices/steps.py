@@ -74,7 +74,7 @@ class GiveReward(Operation[bool]):
         reward, pool = self.reward, shard.pool
         if reward.step_index is not None:
             shard.check_flushed(reward.trajectory_uid, reward.gateway)
-        if pool.ingest.is_forgotten(reward.trajectory_uid, reward.prompt_uid):
+        if pool.state.tombstones.has_name(reward.trajectory_uid, reward.prompt_uid):
             return False
         kept, known = pool.ingest.reward(reward), pool.state.trajectories.get(reward.trajectory_uid)
         has_that_of_a_person = known is not None and known.is_relabelled

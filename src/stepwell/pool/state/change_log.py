@@ -35,7 +35,7 @@ class ChangeLog:
         self._gone: OrderedDict[str, TrajectorySnapshot] = OrderedDict()
         """The last trajectories that are gone."""
         self._gone_kept = gone_kept
-        self._forgotten = 0
+        self._evicted = 0
         """The newest position of a snapshot that was evicted from `_gone`."""
         self._positions: list[int] = []
         """In order. An entry is dead if its trajectory has another position by now."""
@@ -70,7 +70,7 @@ class ChangeLog:
         self._gone[trajectory.uid] = snapshot
         if len(self._gone) > self._gone_kept:
             _, oldest = self._gone.popitem(last=False)
-            self._forgotten = max(self._forgotten, oldest.position)
+            self._evicted = max(self._evicted, oldest.position)
         return snapshot
 
     def last_snapshot(self, trajectory_uid: str) -> TrajectorySnapshot | None:
@@ -87,8 +87,8 @@ class ChangeLog:
         self._gone.pop(trajectory_uid, None)
 
     def misses(self, position: int) -> bool:
-        """Is an entry after that position forgotten? Then a reader that has read up to there must start again."""
-        return position < self._forgotten
+        """Was an entry after that position evicted? Then a reader that has read up to there must start again."""
+        return position < self._evicted
 
     def page(self, position: int, limit: int, take_snapshot: TakeSnapshot) -> ChangeLogPage:
         """At most `limit` changes after `position`. Held trajectories are shown as they are now."""

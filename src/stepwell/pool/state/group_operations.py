@@ -2,9 +2,8 @@
 
 from collections.abc import Collection
 
-from stepwell.pool.api.consent import may_train
+from stepwell.pool.api.consent import RETENTION, may_train
 from stepwell.pool.api.leasing import Unit
-from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.call_operations import CallOperations

@@ -38,10 +38,10 @@ class StateJournal:
         its subject, if it has one."""
 
     def save_tombstone(self, tombstone: Tombstone) -> None:
-        """A subject is to be forgotten, or more of its data is removed."""
+        """Nothing of a subject is taken any more, or more of its data is removed."""
 
-    def add_forgotten_names(self, digests: Sequence[str]) -> None:
-        """Of trajectories and sessions of forgotten subjects."""
+    def add_refused_names(self, digests: Sequence[str]) -> None:
+        """Of trajectories and sessions of which nothing is taken any more."""
 
     def remove_closed(self, subject: str, trajectory_uids: Sequence[str]) -> None:
         """Closed trajectories of a subject, by its digest and by their uids."""

@@ -19,7 +19,7 @@ class Ledger:
     """Taken by a trainer and acknowledged."""
     dropped: dict[str, StepCount] = field(default_factory=dict)
     """By cause: evicted (the queue was full), aborted (the rollout failed), deadline, stale, reward_failed, cleared,
-    rejected (by a person), rolled_back (a version said it that was found bad), forgotten (with its subject)."""
+    rejected (by a person), rolled_back (a version said it that was found bad), or why it was removed for good."""
     left_out: dict[str, StepCount] = field(default_factory=dict)
     """Steps that the trainer's step filter refused, by kind: exactness, model, or the kind of mark."""
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)

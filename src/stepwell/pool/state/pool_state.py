@@ -18,13 +18,13 @@ from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.counters import Counters, load_ledger, load_serving
-from stepwell.pool.state.forget_operations import ForgetOperations
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import A_GROUP, Group, Lease, Trajectory
+from stepwell.pool.state.removal_operations import RemovalOperations
 
 
-class PoolState(ForgetOperations):
+class PoolState(RemovalOperations):
     """All operations. Records, reading and the helpers that they end in are in StateBase."""
 
     # -- the pool ------------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class PoolState(ForgetOperations):
         trajectory.rejected = note
         self._changed(trajectory)
 
-    def forget_history(self, trajectory: Trajectory, note: str) -> None:
+    def remove_from_history(self, trajectory: Trajectory, note: str = "") -> None:
         """A trained trajectory leaves the history."""
         self._remove_history(trajectory)
         self.change_log.end(trajectory, TrajectoryState.TRAINED, note=note)

@@ -105,24 +105,16 @@ class SessionIndex:
     def end(self, trajectory_uid: str) -> None:
         self.called.pop(trajectory_uid, None)
 
-    def forget(self, is_forgotten: Callable[[str], bool]) -> list[str]:
-        """Remove the sessions of users for whom this is true. Returns their ids."""
-        found = [session_id for session_id, record in self._records.items() if is_forgotten(record.user)]
-        for session_id in found:
+    def remove(self, is_wanted: Callable[[str, str], bool]) -> list[str]:
+        """Remove the sessions for whose user and last trajectory this is true; their next call begins anew. The uid of
+        the trajectory is empty if only the user is known. Returns the ids."""
+        removed = [key for key, record in self._records.items() if is_wanted(record.user, record.trajectory_uid)]
+        for session_id in removed:
             self._remove(session_id)
-        users = {user for user, _ in self._turns}
-        gone = {user for user in users if is_forgotten(user)}
-        for turn in [turn for turn in self._turns if turn[0] in gone]:
+        gone, users = set(removed), {user for user in {user for user, _ in self._turns} if is_wanted(user, "")}
+        for turn in [turn for turn, session_id in self._turns.items() if turn[0] in users or session_id in gone]:
             del self._turns[turn]
-        return found
-
-    def forget_trajectories(self, is_forgotten: Callable[[str], bool]) -> None:
-        """Remove the sessions whose last trajectory has such a uid. Their next call begins anew."""
-        gone = {session_id for session_id, record in self._records.items() if is_forgotten(record.trajectory_uid)}
-        for session_id in gone:
-            self._remove(session_id)
-        for turn in [turn for turn, session_id in self._turns.items() if session_id in gone]:
-            del self._turns[turn]
+        return removed
 
     def idle_since(self, pool_time: float) -> list[str]:
         """The open trajectories whose last call was at that time or before."""

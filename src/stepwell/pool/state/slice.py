@@ -3,7 +3,7 @@
 - Its state has rows in the journal, each under a key of the slice. An operation's rows are written in one transaction
   with everything else that it changes.
 - The rules ask slices which groups they keep, snapshots ask what there is to say, shards hand their rows over.
-- It holds no reference to the pool: its operations have the shard, and give it what it needs.
+- Its operations have the shard, and give it what it needs. Only one that works by itself keeps the shard.
 
 `SLICES` of pool/slices/all.py has all of them.
 """
@@ -26,11 +26,14 @@ class Slice:
 
     def dump(self) -> Mapping[str, Any]:
         """The state as rows: JSON by key, the oldest first."""
-        raise NotImplementedError
+        return {}
 
     def load(self, rows: Mapping[str, Any]) -> None:
         """Take over all rows of a journal, the oldest first. The state is empty before."""
-        raise NotImplementedError
+
+    def attach(self, shard: Any) -> None:
+        """The shard is made, with this slice in its state. A slice that works by itself takes from the `Shard` of
+        pool/shard/shard.py, which this package does not know, what it needs for that."""
 
     def keeps(self, group: Group) -> str:
         """Why the group is neither evicted nor stale, in a few words; empty if this slice does not keep it."""
@@ -48,9 +51,9 @@ class Slice:
     def merge(self, rows: Mapping[str, Any]) -> None:
         """Take over what another shard shares. It may come again."""
 
-    def forget(self, is_forgotten: Callable[[str, str, float], bool]) -> int:
-        """Remove what names a forgotten trajectory: by its uid, its prompt_uid and the time of the row. Returns the
-        number of removed rows."""
+    def remove(self, is_wanted: Callable[[str, str, float], bool]) -> int:
+        """Remove the rows about trajectories that are removed for good: `is_wanted` is true for the uid, the prompt_uid
+        and the time of such a row. Returns the number of removed rows."""
         return 0
 
     def _save(self, key: str, value: object) -> None:

@@ -4,15 +4,14 @@ The helpers keep journal, change log, indexes, ledgers, time series and reward q
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.consent import may_keep
+from stepwell.pool.api.consent import RETENTION, may_keep
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import DECISIONS_KEPT, PolicyDecision, VersionReward
-from stepwell.pool.api.retention import RETENTION
 from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
 from stepwell.pool.api.staleness import Present
@@ -131,7 +130,7 @@ class StateBase:
         return self.trajectories.get(trajectory.uid) is trajectory
 
     def last_snapshot(self, trajectory_uid: str) -> TrajectorySnapshot | None:
-        """Of a trajectory that is gone; None if it is unknown or forgotten."""
+        """Of a trajectory that is gone; None if it is unknown, or nothing of it is kept."""
         return self.change_log.last_snapshot(trajectory_uid)
 
     def expired_lease(self) -> Lease | None:
@@ -355,7 +354,7 @@ class StateBase:
         group.lease, group.trained = None, True
         for trajectory in list(group.trajectories.values()):
             if not may_keep(trajectory.metadata):
-                self._take_no_more(trajectory)
+                self.refuse_names([self.tombstones.digest(trajectory.uid)])
                 self._remove_history(trajectory)
             elif trajectory.rejected is not None:
                 self._remove_history(trajectory)
@@ -364,11 +363,13 @@ class StateBase:
         else:
             self._journal.remove_group(group)
 
-    def _take_no_more(self, trajectory: Trajectory) -> None:
-        """Later steps and rewards of it are refused, as those of a forgotten subject are."""
-        digests = self.tombstones.new_names([trajectory.uid])
-        self.tombstones.names.update(digests)
-        self._journal.add_forgotten_names(digests)
+    def refuse_names(self, digests: Iterable[str]) -> int:
+        """Take nothing more of trajectories and sessions with these names. Returns how many names are new."""
+        fresh = [digest for digest in dict.fromkeys(digests) if digest not in self.tombstones.names]
+        self.tombstones.names.update(fresh)
+        if fresh:
+            self._journal.add_refused_names(fresh)
+        return len(fresh)
 
     def _keep_history(self, group: Group) -> None:
         """A group that leaves the history, or does not enter it, may move to the archive."""

@@ -27,7 +27,7 @@ class VersionRewardLog:
         self.counts[channel] = self.counts.get(channel, 0) + 1
         self._rewards.setdefault(channel, deque(maxlen=self._kept)).append(reward)
 
-    def forget(self, trajectory_uids: Collection[str]) -> None:
+    def drop_names(self, trajectory_uids: Collection[str]) -> None:
         """The rewards stay, without the name of their trajectory."""
         for channel, rewards in self._rewards.items():
             if any(reward.trajectory_uid in trajectory_uids for reward in rewards):

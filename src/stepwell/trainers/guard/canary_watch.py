@@ -49,7 +49,7 @@ class CanaryWatch:
         state = self._record.state
         came = self._pool.version_rewards(self._settings.channel, state.cursor)
         if came.missed:
-            log.warning("%d rewards were forgotten before the guard has read them", came.missed)
+            log.warning("%d rewards were dropped before the guard has read them", came.missed)
         test = SequentialTest(self._settings, deepcopy(state.test))
         if came.rewards or came.cursor != state.cursor:
             test.add(came.rewards, canary=candidate, stable=stable)
@@ -65,8 +65,8 @@ class CanaryWatch:
             return True
         decision = self._ending_of(candidate)
         if decision is None:
-            log.warning("the pool has forgotten the canary of version %d; it is set again", candidate)
-            self._record.begin_canary(candidate, "the pool had forgotten it")
+            log.warning("the pool has lost the canary of version %d; it is set again", candidate)
+            self._record.begin_canary(candidate, "the pool had lost it")
         elif decision.action == "promote":
             self._record.set(phase="promoting", reason=f"decided by {decision.by}: {decision.reason}")
         else:

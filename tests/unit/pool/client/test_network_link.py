@@ -297,8 +297,8 @@ class AskedOfShards:
 @pytest.mark.parametrize(
     ("actor", "method", "why"),
     [
-        ("data_pool", "forget", "forget is no call that a link over a network carries"),
-        ("data_pool", "forget_overdue", "on a machine of the Ray cluster"),
+        ("data_pool", "run_long", "run_long is no call that a link over a network carries"),
+        ("data_pool", "adopt_tombstones", "on a machine of the Ray cluster"),
         ("data_pool", "__ray_terminate__", "on a machine of the Ray cluster"),
         ("data_pool", "__ray_ready__", "on a machine of the Ray cluster"),
         ("reward_loop_worker", "compute_reward", "reward workers and other actors a process on a machine of the Ray"),

@@ -33,7 +33,7 @@ def test_it_holds_only_what_the_pool_holds(place: Place) -> None:
         pool.rollout(f"t{n}", f"p{n}")
     pool.take(10)
     pool.register(Registration("open", "p"))
-    journal.forget_retired()
+    journal.remove_retired()
     save(pool, journal)
     assert rows(journal) == {"groups": 1, "trajectories": 1, "steps": 0, "leases": 0}
 
@@ -187,7 +187,7 @@ def test_names_with_any_character_survive(place: Place, uid: str) -> None:
     pool.take(1)
     leased = pool.lease(1)
     assert leased is not None
-    journal.forget_retired()
+    journal.remove_retired()
     save(pool, journal)
     kill(journal)
     pool, _, restored = open_pool(place)

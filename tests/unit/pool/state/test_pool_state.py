@@ -28,6 +28,7 @@ from stepwell.pool.shard.recovery import JournalReader
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import AuditEntry, AuditTrail, CurationAction, CurationOutcome
+from stepwell.pool.slices.removal import Removal, note_overdue
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
 from stepwell.pool.state.mark_operations import A_CALL_IS_MISSING, LATE, MOST_EARLY, RANKS, TOO_MANY
@@ -615,27 +616,44 @@ class StateMachine(RuleBasedStateMachine):
             self.state.reject_when_returned(found[pick % len(found)], "by ana")
 
     @rule(pick=pick)
-    def forget_history(self, pick: int) -> None:
+    def remove_from_history(self, pick: int) -> None:
         found = list(self.state.history.values())
         if found:
-            self.state.forget_history(found[pick % len(found)], "rejected by ana")
+            self.state.remove_from_history(found[pick % len(found)], "rejected by ana")
 
     @rule()
     def retire_history(self) -> None:
         self.state.retire_history()
         assert not self.state.history
 
+    @rule(pick=pick)
+    def remove_trajectory(self, pick: int) -> None:
+        """For good, wherever it is. A reader begins anew afterwards."""
+        held = list(self.state.trajectories.values())
+        if not held:
+            return
+        uid = held[pick % len(held)].uid
+        self.state.remove_trajectory(self.state.trajectories[uid], "removed")
+        self.state.remove_closed("no subject", [uid])
+        self.state.remove_sessions(lambda _, last: last == uid)
+        quarantined = sum(step.trajectory_uid == uid for step in self.state.quarantine)
+        assert self.state.remove_quarantined(lambda step: step.trajectory_uid == uid) == quarantined
+        self.position, self.seen = 0, {}
+        assert uid not in {*self.state.trajectories, *self.state.closed, *self.state.change_log.gone}
+        assert uid not in {step.trajectory_uid for step in self.state.quarantine}
+
     @rule(subject=st.sampled_from(("x", "y")))
-    def forget_held(self, subject: str) -> None:
+    def remove_subject(self, subject: str) -> None:
         """A reader begins anew afterwards."""
         state, tombstones = self.state, self.state.tombstones
-        tombstone = self.state.note_forgotten(tombstones.digest(subject), state.now)
+        tombstone = self.state.refuse_subject(tombstones.digest(subject), state.now)
+        removal = Removal(tombstone, state)
         for trajectory in [*state.trajectories.values(), *state.history.values()]:
             if trajectory.metadata.get("subject") == subject:
-                self.state.note_removed(tombstone, trajectory, "somewhere")
-        assert {*self.state.forget_held(tombstone)} == {None}
-        self.state.forget_in_slices(tombstone, lambda uid, prompt, _: tombstones.has_name(uid, prompt))
-        self.state.add_forgotten_names([tombstones.digest("a name")])
+                removal.note(trajectory, "somewhere")
+        assert {*removal.remove_held()} == {None}
+        removal.remove_from_slices()
+        assert self.state.refuse_names([tombstones.digest("a name")]) in (0, 1)
         self.state.save_tombstone(tombstone)
         self.position, self.seen = 0, {}
         held = [*state.trajectories.values(), *state.history.values()]
@@ -643,17 +661,17 @@ class StateMachine(RuleBasedStateMachine):
         assert tombstone.subject not in state.closed_subjects.values()
 
     @rule(seconds=st.integers(1, 60) | st.none())
-    def note_overdue(self, seconds: int | None) -> None:
+    def remove_overdue(self, seconds: int | None) -> None:
         """What is too old is gone; what is not is left."""
         state, before = self.state, {**self.state.trajectories, **self.state.history}
-        tombstone = self.state.note_overdue(seconds, state.now, by_clock=True)
-        overdue = {uid for uid, found in before.items() if self.state.is_covered(tombstone, found)}
-        assert {found.uid for found in self.state.kept_back(tombstone, 0.0)} <= overdue
+        removal = Removal(note_overdue(state, seconds, state.now, by_clock=True), state)
+        overdue = {found.uid for found in removal.covered()}
+        assert {found.uid for found in removal.kept_back(0.0)} <= overdue
         assert overdue == {uid for uid, t in before.items() if seconds is not None and t.born <= state.now - seconds}
-        assert {*self.state.forget_held(tombstone)} == {None}
+        assert {*removal.remove_held()} == {None}
         assert {*state.trajectories, *state.history} == before.keys() - overdue
-        tombstone.is_done = True
-        self.state.save_tombstone(tombstone)
+        removal.tombstone.is_done = True
+        removal.save()
         self.position, self.seen = 0, {}
 
     @rule()
@@ -671,7 +689,7 @@ class StateMachine(RuleBasedStateMachine):
     # -- the slow computation ------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        self.journal.forget_retired()
+        self.journal.remove_retired()
         self.journal.commit(self.state.snapshot())
         self.state.pack_at_rest(awake=0)
 
