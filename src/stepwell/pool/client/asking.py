@@ -1,6 +1,7 @@
 """Operations travel to the shards that they are about, small ones in messages that they share."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from stepwell.pool.api.shard_layout import LayoutDiffers
 from stepwell.pool.client.group_routing import Rerouting, ask_owner, ask_owners
 from stepwell.pool.client.shards import ShardClient, ShardSet
 from stepwell.pool.shard.operation import LongOperation, MergedOperation, Operation, ShardRoute
+from stepwell.pool.slices.forgetting import Forget, ForgetOverdue, merge_receipts
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -74,6 +76,12 @@ class AskingClient(ShardClient):
             parts = await asyncio.gather(*(self.shards.at(name, timeout=timeout).run_long(asked) for name in names))
             again = asked.again(parts)
         return parts
+
+    async def forget(self, subject: str | None, older_than: float = 0.0) -> dict[str, Any]:
+        """Remove everything of a subject, or everything that is older than so many seconds, for good. The receipt.
+        PoolUnavailable if a shard does not answer, or is not done: it goes on by itself."""
+        operation = ForgetOverdue(older_than) if subject is None else Forget(subject)
+        return merge_receipts(await self.ask_long(operation), time.time())
 
     def hurry(self) -> None:
         """Operations that wait for others leave now."""

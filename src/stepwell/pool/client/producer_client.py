@@ -17,7 +17,6 @@ from stepwell.pool.client.group_routing import ask_any, rows_of, submit_to_owner
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.shard.operation import Operation
 from stepwell.pool.slices.calls import BeginCall, EndCall, MarkUnseen
-from stepwell.pool.slices.forgetting import Forget, ForgetOverdue, merge_receipts
 from stepwell.pool.slices.sessions import FindSession, PlaceSession
 from stepwell.pool.slices.steps import AddGroups, AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import (
@@ -35,7 +34,7 @@ from stepwell.steps.step import JsonObject, Step
 
 
 class ProducerClient(AskingClient):
-    """The part of StepSink and GroupExchange that is routed by prompt_uid, and what is asked of all shards."""
+    """The part of StepSink and GroupExchange that is routed by prompt_uid."""
 
     def __init__(self, shards: ShardSet) -> None:
         super().__init__(shards)
@@ -130,8 +129,3 @@ class ProducerClient(AskingClient):
 
     async def abort_trajectory(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return await self.ask(Abort(trajectory_uid, prompt_uid))
-
-    async def forget(self, subject: str | None, older_than: float = 0.0) -> dict[str, Any]:
-        """PoolUnavailable if a shard does not answer, or is not done: it goes on by itself."""
-        operation = ForgetOverdue(older_than) if subject is None else Forget(subject)
-        return merge_receipts(await self.ask_long(operation), time.time())
