@@ -35,7 +35,7 @@ STANDING = 1e-6
 UNMEASURED = 2
 """Updates before a measured round."""
 AT_MOST = {"start_reward": 0.35, "seconds": 300.0, "largest_gap": 1e-3, "slow_reward_lost": 0.05}
-AT_LEAST = {"end_reward": 0.9, "of_bare_loop": 0.8, "slow_async_speedup": 1.5}
+AT_LEAST = {"end_reward": 0.9, "of_bare_loop": 0.9, "slow_async_speedup": 1.8}
 
 Figures = dict[str, float]
 

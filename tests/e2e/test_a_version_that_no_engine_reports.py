@@ -14,9 +14,20 @@ from tests.rig.calls import get, post
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool
 from tests.rig.vllm_server import VllmServer, start_vllm
+from tests.rig.waiting import until
 
 TOLD_WITHIN = 10.0
 """Seconds."""
+
+
+async def gateway_has_told(pool: LocalPool) -> None:
+    """What its engine has. Until then the pool knows of no reason to refuse a version."""
+    shard = pool.transport.services[pool.plan.name].shard
+    await until(
+        lambda: shard.engine_reports.why_unreported(1, shard.gateways.living()) is not None,
+        "the gateway tells the pool what its engine has",
+        TOLD_WITHIN,
+    )
 
 
 async def check_versions(url: str, why: str) -> None:
@@ -24,6 +35,7 @@ async def check_versions(url: str, why: str) -> None:
     pool = LocalPool(clock=time.monotonic)
     async with serve_gateway(pool, [url]) as gateway, agent_of(gateway) as agent:
         await agent.ask()
+        await gateway_has_told(pool)
         with pytest.raises(Conflict, match=f"no engine reports version 1: {url} has the weights that it was started"):
             await pool.set_policy_version(1)
         await agent.ask()
