@@ -635,7 +635,8 @@ class StateMachine(RuleBasedStateMachine):
         uid = held[pick % len(held)].uid
         self.state.remove_trajectory(self.state.trajectories[uid], "removed")
         self.state.remove_closed("no subject", [uid])
-        self.state.remove_sessions(lambda _, last: last == uid)
+        goes_on = any(session_id_of(found.group.prompt_uid) for found in self.state.trajectories.values())
+        self.state.remove_sessions(lambda _, last: last == uid and not goes_on)
         quarantined = sum(step.trajectory_uid == uid for step in self.state.quarantine)
         assert self.state.remove_quarantined(lambda step: step.trajectory_uid == uid) == quarantined
         self.position, self.seen = 0, {}
