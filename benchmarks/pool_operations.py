@@ -163,7 +163,7 @@ async def _roll_out(pool: PoolClient, uid: str, waits: list[float], calls: int =
         waits.append(time.perf_counter() - began)
 
     await timed(pool.register_trajectory(Registration(uid, uid)))
-    await timed(pool.knows(uid, uid))
+    await timed(pool.channel_if_open(uid, uid))
     for number in range(calls):
         call = f"{uid}-{number}"
         await pool.begin_call(CallBegun(uid, uid, call))

@@ -96,8 +96,8 @@ class EasyPool(Pool):
     def abort(self, trajectory_uid: str, prompt_uid: str) -> EndResult:
         return self.ingest.abort(trajectory_uid, prompt_uid)
 
-    def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
-        return self.ingest.knows(trajectory_uid, prompt_uid)
+    def channel_if_open(self, trajectory_uid: str, prompt_uid: str) -> str | None:
+        return self.ingest.channel_if_open(trajectory_uid, prompt_uid)
 
     def lease(
         self, count: int, channel: str = "train", *, seconds: float = 60.0, **how: Any

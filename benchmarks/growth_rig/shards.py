@@ -160,7 +160,7 @@ async def _measure_pool(pool: ShardedPool, repeats: int, seconds: float) -> dict
         pool, repeats * 8, idle, lambda: pool.group(GROUP)
     )
     figures["flush_cpu_us"], _ = await _cpu_us(pool, repeats, idle, pool.flush)
-    figures["call_ms"] = await _ms(repeats * 4, lambda: pool.client.knows("t", f"q{os.urandom(4).hex()}"))
+    figures["call_ms"] = await _ms(repeats * 4, lambda: pool.client.channel_if_open("t", f"q{os.urandom(4).hex()}"))
     figures["stats_ms"] = await _ms(repeats, pool.client.stats)
 
     for _ in range(repeats + 1):

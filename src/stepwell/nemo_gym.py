@@ -128,7 +128,7 @@ class PoolTokenSink(PoolCapture):
         self._begun_at.pop((rollout_id, model_call_id), None)
         await self._note(rollout_id, LOST + model_call_id)
         ref = self._ref(rollout_id)
-        if await self._pool.knows(ref.trajectory_uid, ref.prompt_uid) is None:
+        if await self._pool.channel_if_open(ref.trajectory_uid, ref.prompt_uid) is None:
             await self._pool.abort_trajectory(ref.trajectory_uid, ref.prompt_uid)
 
     async def _note(self, rollout_id: str, note: str) -> None:

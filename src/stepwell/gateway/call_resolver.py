@@ -213,7 +213,9 @@ class CallResolver:
             return channel
         try:
             channel = await self._ask(
-                ref.trajectory_uid, self._patience, lambda: self._pool.knows(ref.trajectory_uid, ref.prompt_uid)
+                ref.trajectory_uid,
+                self._patience,
+                lambda: self._pool.channel_if_open(ref.trajectory_uid, ref.prompt_uid),
             )
         except PoolUnavailable:
             if not self._answers_unchecked:
@@ -309,7 +311,7 @@ class CallResolver:
         refs = [call.ref for call in calls if session_id_of(call.ref.prompt_uid)]
         with suppress(StepwellError, TimeoutError):
             async with asyncio.timeout(self._ask_timeout):
-                await asyncio.gather(*(self._pool.knows(ref.trajectory_uid, ref.prompt_uid) for ref in refs))
+                await asyncio.gather(*(self._pool.channel_if_open(ref.trajectory_uid, ref.prompt_uid) for ref in refs))
 
     async def run(self) -> None:
         """Report the sessions with calls in flight, until cancelled."""

@@ -101,7 +101,7 @@ class TrajectoryLifecycle:
         alone = TrajectoryRef(ref.trajectory_uid, own_prompt_uid(ref.trajectory_uid))
         if ref == alone or ref.prompt_uid.startswith(RESERVED_PREFIXES):
             return False
-        channel = await self.pool.knows(alone.trajectory_uid, alone.prompt_uid)
+        channel = await self.pool.channel_if_open(alone.trajectory_uid, alone.prompt_uid)
         if channel is None:
             return False
         caller.require_channel(channel)

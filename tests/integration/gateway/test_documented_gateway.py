@@ -166,6 +166,6 @@ async def test_a_trajectory_has_its_step_counter_channel_and_metadata_until_it_i
         await client.post(f"{first}{path}/complete_trajectory", json={"reward": 1.0})
         assert (await client.post(f"{first}{path}/chat/completions", json=CHAT)).status_code == 404
         plain = (await client.post(f"{first}/init_trajectory")).json()
-        assert await pool.knows(plain["trajectory_uid"], plain["prompt_uid"]) == "train"
+        assert await pool.channel_if_open(plain["trajectory_uid"], plain["prompt_uid"]) == "train"
     steps = pool.taken("val")
     assert [(step.step_index, step.metadata) for step in steps] == [(index, metadata) for index in range(3)]

@@ -150,7 +150,7 @@ def test_what_is_for_whoever_runs_the_gateway_is_not_for_its_agents(door: Door, 
     is_below_own = "OWN" in call and "OWN_KEY" in key
     door.refuse(*call.split(), key, body=b'{"reward": 1.0}', status=403 if is_below_own else 401)
     trajectory_uid, prompt_uid = door.own.strip("/").split("/")
-    assert door.pool.rules.knows(trajectory_uid, prompt_uid), "the trajectory was ended"
+    assert door.pool.rules.channel_if_open(trajectory_uid, prompt_uid), "the trajectory was ended"
 
 
 ENGINE_ROUTES = [

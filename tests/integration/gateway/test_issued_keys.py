@@ -89,7 +89,7 @@ async def test_a_runner_of_one_channel_stays_in_it(path: Path, pool: LocalPool, 
     async with gateway(path, pool, engine) as client:
         place, _ = await opened(client, math)
         trajectory_uid, prompt_uid = place.strip("/").split("/")
-        assert pool.rules.knows(trajectory_uid, prompt_uid) == "math", "the only channel of its key"
+        assert pool.rules.channel_if_open(trajectory_uid, prompt_uid) == "math", "the only channel of its key"
         for channel in ("train", "judge", "search.train"):
             assert await status(client, "/init_trajectory", math, {"channel": channel}) == 403
         assert await status(client, "/init_trajectory", search) == 403, "the channel train"
@@ -101,7 +101,7 @@ async def test_a_runner_of_one_channel_stays_in_it(path: Path, pool: LocalPool, 
         for channel, answer in (("math", 200), ("train", 403)):
             found = await client.get("/pacing", params={"channel": channel}, headers=bearer(math))
             assert found.status_code == answer
-        assert pool.rules.knows(trajectory_uid, prompt_uid) == "math"
+        assert pool.rules.channel_if_open(trajectory_uid, prompt_uid) == "math"
         assert await status(client, f"{place}/v1/complete_trajectory", math, {"reward": 1.0}) == 200
 
 

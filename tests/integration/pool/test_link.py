@@ -59,7 +59,7 @@ async def test_a_pool_is_used_through_the_link_as_it_is_directly(link: RayLink, 
     await client.register_trajectory(Registration("t", "p"))
     step = make_step(trajectory_uid="t", prompt_uid="p")
     assert await client.submit_steps([step]) == ["accepted"]
-    assert await client.knows("t", "p") == "train"
+    assert await client.channel_if_open("t", "p") == "train"
     with pytest.raises(UnknownTrajectory):
         await client.complete_trajectory("nobody", "p", None)
     await client.complete_trajectory("t", "p", 1.0)
@@ -112,10 +112,10 @@ async def test_a_link_that_is_silent_is_replaced(ray_cluster: RayCluster, namesp
     link = RayLink(ray_cluster.address, namespace, silence=5.0)
     await asyncio.to_thread(link.start)
     client = PoolClient("data_pool", namespace, transport=link)
-    assert await client.knows("nobody", "p") is None
+    assert await client.channel_if_open("nobody", "p") is None
     stopped = link_pid(link)
     os.kill(stopped, signal.SIGSTOP)
-    assert await client.knows("nobody", "p") is None
+    assert await client.channel_if_open("nobody", "p") is None
     assert link_pid(link) != stopped
     await link.close()
 

@@ -61,7 +61,7 @@ async def test_a_pool_is_used_over_the_network_as_it_is_directly(listening_link:
     await asyncio.to_thread(link.start)
     client = PoolClient("data_pool", namespace, transport=link)
     await client.register_trajectory(Registration("t", "p"))
-    assert await client.knows("t", "p") == "train"
+    assert await client.channel_if_open("t", "p") == "train"
     assert (await client.stats()).shards == 2
     with pytest.raises(BadRequest, match="run_long is no call that a link over a network carries"):
         await client.forget("ann")

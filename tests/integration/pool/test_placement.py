@@ -34,7 +34,7 @@ async def test_shards_live_on_the_node_that_offers_the_resource_and_come_back_wi
         assert start_pool(plan, namespace) == plan
         assert {node_of(shard, namespace) for shard in plan.shard_names()} == {another}
         assert ids(plan, namespace) == made
-        assert await PoolClient(plan.name, namespace).knows("t", "p")
+        assert await PoolClient(plan.name, namespace).channel_if_open("t", "p")
 
 
 def test_shards_without_journals_spread_over_all_nodes_that_offer_the_resource(namespace: str) -> None:

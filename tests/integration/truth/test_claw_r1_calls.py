@@ -361,8 +361,8 @@ async def test_a_trajectory_joins_a_group_of_another_shard(engine: FakeEngine) -
             status, renamed = await register_as(http, path, f"prompt-{number}")
             assert status == 200
             _, trajectory_uid, former = path.split("/")
-            assert await pool.knows(trajectory_uid, former) is None
-            assert await pool.knows(trajectory_uid, f"prompt-{number}") == "val"
+            assert await pool.channel_if_open(trajectory_uid, former) is None
+            assert await pool.channel_if_open(trajectory_uid, f"prompt-{number}") == "val"
             await post(http, f"{renamed}/v1/chat/completions", CHAT)
             assert await post(http, f"{renamed}/v1/complete_trajectory", {}) == (200, {"status": "completed"})
     shards = [service.pool for service in pool.transport.services.values()]
@@ -395,7 +395,7 @@ async def test_a_key_regroups_trajectories_of_its_own_channel_only(
             renamed = f"{path.rpartition('/')[0]}/17/v1/register_trajectory"
             async with http.post(renamed, headers=bearer(runner)) as answer:
                 assert answer.status == expected
-    assert await pool.knows(other.split("/")[1], "17") is None
+    assert await pool.channel_if_open(other.split("/")[1], "17") is None
 
 
 async def test_differs_register_trajectory_opens_nothing(http: aiohttp.ClientSession, pool: LocalPool) -> None:

@@ -156,11 +156,11 @@ async def uids_of_turns(pool: LocalPool, trajectory_uid: str, prompt_uid: str) -
 @pytest.mark.parametrize(
     ("ask", "of_the_step", "of_none"),
     [
-        (LocalPool.knows, "train", None),
+        (LocalPool.channel_if_open, "train", None),
         (uids_of_turns, ["s"], []),
         (lambda pool, uid, prompt: pool.step_extras(uid, prompt, "kept", "s"), {"s": {"n": 1}}, {}),
     ],
-    ids=["knows", "turns", "step_extras"],
+    ids=["channel_if_open", "turns", "step_extras"],
 )
 async def test_all_shards_that_may_have_a_trajectory_are_asked_at_once_by_calls_that_open_no_group(
     ask: Callable[[LocalPool, str, str], Awaitable[Any]], of_the_step: Any, of_none: Any
@@ -191,7 +191,7 @@ async def test_trajectories_of_before_are_found_by_clients_that_do_not_know_of_t
     await change(pool, 8)
     await change(pool, 3)
     for prompt in PROMPTS:
-        assert await stale.knows(prompt, prompt) == "train"
+        assert await stale.channel_if_open(prompt, prompt) == "train"
         assert await stale.give_reward(RewardGiven(trajectory_uid=prompt, prompt_uid=prompt, value=2.0))
     steps = [make_step(prompt, prompt, uid=prompt) for prompt in PROMPTS]
     assert set(await stale.submit_steps(steps)) == {SubmitVerdict.ACCEPTED}
@@ -544,7 +544,7 @@ async def test_a_first_shard_that_has_forgotten_its_plan_ends_no_change_of_befor
     "call",
     [
         lambda pool, prompt: pool.register_trajectory(Registration("t", prompt)),
-        lambda pool, prompt: pool.knows("t", prompt),
+        lambda pool, prompt: pool.channel_if_open("t", prompt),
         lambda pool, prompt: pool.abort_trajectory("t", prompt),
         lambda pool, prompt: pool.give_reward(RewardGiven(trajectory_uid="t", prompt_uid=prompt, value=1.0)),
         lambda pool, prompt: pool.turns("t", prompt, "digest"),
@@ -554,7 +554,7 @@ async def test_a_first_shard_that_has_forgotten_its_plan_ends_no_change_of_befor
         lambda pool, prompt: pool.submit_steps([make_step("t", prompt)], channel="train"),
         lambda pool, prompt: pool.submit_groups(*make_group(prompt, 1)),
     ],
-    ids=["register", "knows", "abort", "reward", "turns", "curate", "steps", "groups"],
+    ids=["register", "channel_if_open", "abort", "reward", "turns", "curate", "steps", "groups"],
 )
 async def test_a_call_that_no_shard_takes_ends_with_what_differs_and_does_not_spin(
     call: Callable[[LocalPool, str], Awaitable[Any]],

@@ -65,9 +65,9 @@ def test_a_completed_trajectory_is_not_known_to_gateways_any_more() -> None:
     pool = EasyPool(Limits())
     pool.register(Registration("t", "p"))
     pool.submit([make_step(uid="0")])
-    assert pool.knows("t", "p")
+    assert pool.channel_if_open("t", "p")
     pool.complete("t", "p")
-    assert not pool.knows("t", "p")
+    assert not pool.channel_if_open("t", "p")
 
 
 def test_a_second_completion_does_not_open_the_grace_again() -> None:

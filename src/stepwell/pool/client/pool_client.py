@@ -114,7 +114,7 @@ class PoolClient(AskingClient):
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 
-    async def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
+    async def channel_if_open(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         """The channel of an open trajectory; None if it is not open."""
         return await self.ask(ChannelIfOpen(trajectory_uid, prompt_uid, self._flushes.gateway))
 

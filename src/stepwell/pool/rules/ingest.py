@@ -43,7 +43,7 @@ class Ingest:
         self._state = state
         self._ownership = ownership
 
-    def knows(self, trajectory_uid: str, prompt_uid: str) -> str | None:
+    def channel_if_open(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         """The channel of an open trajectory, whose agent may call the model; None if it is not open."""
         trajectory = self._state.trajectories.get(trajectory_uid)
         if trajectory is None or trajectory.completed or not trajectory.is_at_home:
@@ -60,7 +60,7 @@ class Ingest:
     def turns(self, trajectory_uid: str, prompt_uid: str, replied: str) -> list[RecordedTurn]:
         """The sound steps of an open trajectory whose conversation has this digest; most often one or none."""
         trajectory = self._state.trajectories.get(trajectory_uid)
-        if trajectory is None or self.knows(trajectory_uid, prompt_uid) is None:
+        if trajectory is None or self.channel_if_open(trajectory_uid, prompt_uid) is None:
             return []
         return [
             RecordedTurn(
@@ -77,7 +77,7 @@ class Ingest:
     def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str) -> dict[str, JsonObject]:
         """What the sound steps of an open trajectory have under this name in their extras, by their uids."""
         trajectory = self._state.trajectories.get(trajectory_uid)
-        if trajectory is None or self.knows(trajectory_uid, prompt_uid) is None:
+        if trajectory is None or self.channel_if_open(trajectory_uid, prompt_uid) is None:
             return {}
         steps = ((step.uid, step.carried[EXTRAS].get(name)) for step in trajectory.held_steps())
         return {uid: found for uid, found in steps if found is not None}

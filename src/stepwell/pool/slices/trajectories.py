@@ -26,7 +26,7 @@ class ChannelIfOpen(TrajectoryOperation[str | None]):
 
     def run(self, shard: "Shard") -> str | None:
         shard.attach(self.trajectory_uid, self.gateway)
-        return shard.pool.ingest.knows(self.trajectory_uid, self.prompt_uid)
+        return shard.pool.ingest.channel_if_open(self.trajectory_uid, self.prompt_uid)
 
 
 @message

@@ -58,9 +58,9 @@ async def test_calls_share_messages_to_a_shard_and_no_shard_waits_for_another() 
     client = LocalPool(shards=2, transport=SlowTransport)
     prompts = [f"p{n}" for n in range(10)]
     owners = [await client.shards.owner(prompt) for prompt in prompts]
-    knowing = [asyncio.create_task(client.knows("t", prompt)) for prompt in prompts]
+    knowing = [asyncio.create_task(client.channel_if_open("t", prompt)) for prompt in prompts]
     await until(lambda: {shard for shard, _ in client.transport.calls} == set(owners), "a message to each shard")
-    late = [asyncio.create_task(client.knows("t", prompt)) for prompt in prompts]
+    late = [asyncio.create_task(client.channel_if_open("t", prompt)) for prompt in prompts]
     await asyncio.sleep(0)
     client.transport.may_answer.set()
     assert await asyncio.gather(*knowing, *late) == [None] * 20
@@ -71,9 +71,9 @@ async def test_calls_share_messages_to_a_shard_and_no_shard_waits_for_another() 
 async def test_a_call_behind_a_message_that_hangs_is_given_up_in_time() -> None:
     client = LocalPool(transport=SlowTransport, timeout=0.05)
     with pytest.raises(PoolUnavailable, match=r"DataPool 'data_pool': no answer within 0.05 s"):
-        await client.knows("t", "p")
+        await client.channel_if_open("t", "p")
     client.transport.may_answer.set()
-    assert not await client.knows("t", "p")
+    assert not await client.channel_if_open("t", "p")
 
 
 async def test_rewards_come_late_pacing_adds_up_and_the_version_reaches_every_shard(client: LocalPool) -> None:

@@ -84,7 +84,7 @@ async def test_operations_of_several_clients_share_messages_and_each_gets_its_ow
     await asyncio.gather(
         *(clients[n % CLIENTS].register_trajectory(Registration(p, p, f"c{n}")) for n, p in enumerate(prompts))
     )
-    known = await asyncio.gather(*(clients[n % CLIENTS].knows(p, p) for n, p in enumerate(prompts)))
+    known = await asyncio.gather(*(clients[n % CLIENTS].channel_if_open(p, p) for n, p in enumerate(prompts)))
     assert known == [f"c{n}" for n in range(100)]
     assert sum(size for _, size in counted.sizes) == 200
     assert len(counted.sizes) <= 30
@@ -96,10 +96,10 @@ async def test_a_shard_that_is_slow_delays_no_other(
     first, second = pool.plan.shard_names()
     pool.transport.shards_stopped.add(second)
     (prompt,) = prompts_of(pool, second, 1)
-    stuck = asyncio.create_task(clients[0].knows(prompt, prompt))
+    stuck = asyncio.create_task(clients[0].channel_if_open(prompt, prompt))
     async with asyncio.timeout(5):
         for prompt in prompts_of(pool, first, 20):
-            assert await clients[1].knows(prompt, prompt) is None
+            assert await clients[1].channel_if_open(prompt, prompt) is None
     assert not stuck.done()
     pool.transport.shards_stopped.clear()
     assert await stuck is None
@@ -128,10 +128,10 @@ async def test_a_message_to_a_shard_that_is_away_fails_for_all_of_it_and_is_repe
 ) -> None:
     shard = pool.plan.name
     prompts = prompts_of(pool, shard, CLIENTS)
-    await asyncio.gather(*(client.knows("known", prompts[0]) for client in clients))
+    await asyncio.gather(*(client.channel_if_open("known", prompts[0]) for client in clients))
     counted.sizes.clear()
     pool.transport.shards_away.add(shard)
-    asked = [asyncio.create_task(client.knows(p, p)) for client, p in zip(clients, prompts, strict=True)]
+    asked = [asyncio.create_task(client.channel_if_open(p, p)) for client, p in zip(clients, prompts, strict=True)]
     await until(lambda: bool(counted.sizes), "the message fails")
     assert not any(task.done() for task in asked)
     pool.transport.shards_away.clear()
@@ -187,4 +187,4 @@ async def test_what_is_no_operation_is_refused_and_holds_up_nobody(
     for other in (pool.plan, Forget("ann")):  # a long operation has a call of its own
         with pytest.raises(BadRequest, match="a message to a shard is a list of operations"):
             await shared.call(pool.plan.name, "run", ([other],), {"revision": 1})
-    assert await clients[0].knows("t", "p") is None
+    assert await clients[0].channel_if_open("t", "p") is None

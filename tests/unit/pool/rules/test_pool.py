@@ -282,7 +282,7 @@ def test_registrations_that_contradict_what_is_known_are_refused_and_change_noth
     p.submit([make_step("t", "p")])
     with pytest.raises(Conflict, match="already has steps in channel 'train'"):
         p.register(Registration("t", "p", "elsewhere"))
-    assert p.knows("t", "p")
+    assert p.channel_if_open("t", "p")
     assert p.stats().channels["train"].trajectories == 1
 
 

@@ -142,7 +142,7 @@ class PoolMachine(RuleBasedStateMachine):
             untrainable=mark,
             exactness=grade,
         )
-        may_come = self.pool.knows(uid, prompt) or self.was_in_flight(uid, step.started_at)
+        may_come = self.pool.channel_if_open(uid, prompt) or self.was_in_flight(uid, step.started_at)
         (verdict,) = self.pool.submit([step])
         self.submitted += 1
         if not may_come:

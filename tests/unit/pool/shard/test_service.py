@@ -86,7 +86,7 @@ async def test_a_failure_of_one_call_is_logged_and_costs_the_others_nothing(
     def fail(*_: object) -> bool:
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(service.pool.ingest, "knows", fail)
+    monkeypatch.setattr(service.pool.ingest, "channel_if_open", fail)
     with caplog.at_level(logging.ERROR):
         failed, registered = await service.run([ChannelIfOpen("t", "p"), Register(Registration("t", "p"))])
     assert isinstance(failed, ZeroDivisionError)
