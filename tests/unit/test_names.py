@@ -14,7 +14,6 @@ SHARED_MODULES: Mapping[str, str] = {
     "cli": "a command line",
     "client": "how another process reaches a service",
     "engine": "an inference engine",
-    "forgetting": "a subject whose data is removed",
     "http": "the requests and responses of the room",
     "journal": "what a pool's state writes to survive a restart",
     "leasing": "batches under lease",

@@ -20,7 +20,6 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive_files import ArchiveFiles
 from stepwell.pool.shard.late_rewards import FOLDER
 from stepwell.pool.slices.forgetting import (
-    OLDER_THAN,
     FindOverdue,
     Forget,
     ForgetKeptBack,
@@ -29,7 +28,7 @@ from stepwell.pool.slices.forgetting import (
     merge_receipts,
 )
 from stepwell.pool.slices.removal import RowTest
-from stepwell.pool.state.tombstones import AGE, Tombstone, Tombstones
+from stepwell.pool.state.tombstones import AGE, OLDER_THAN, Tombstone, Tombstones
 
 EXTRA = "arrow"
 HOW_TO_DELETE = (

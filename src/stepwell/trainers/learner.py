@@ -68,7 +68,7 @@ class Learner:
         self._full_rate = _full_rate(model) if settings.learning_rate is None else settings.learning_rate
 
     def reset_optimizer(self) -> None:
-        """Forget what was trained: the weights are others, which this optimizer has not trained."""
+        """Drop the state of what was trained: the weights are others, which this optimizer has not trained."""
         self.optimizer.state.clear()
 
     def learn(self, rows: TrainedRows, update: int) -> Learned:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 from stepwell.common.message_format import message
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.shard.operation import LongOperation
+from stepwell.pool.state.tombstones import OLDER_THAN
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.shard import Shard
 
 FORGETTING = "forgetting"
 """The name of the slice in forgetting_work.py."""
-OLDER_THAN = "older_than"
-"""In `removed`, of what is too old: from how many seconds on; None if only the data's own retention counts."""
 
 
 @message

@@ -33,11 +33,11 @@ from stepwell.pool.shard.late_rewards import FOLDER
 from stepwell.pool.shard.lineage import FOLDER as LINEAGE
 from stepwell.pool.shard.lineage import FOUND, versions_with
 from stepwell.pool.shard.shard import Shard
-from stepwell.pool.slices.forgetting import FORGETTING, OLDER_THAN, Overdue, ShardReceipt
+from stepwell.pool.slices.forgetting import FORGETTING, Overdue, ShardReceipt
 from stepwell.pool.slices.removal import Removal, RowTest, note_overdue
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.slice import Slice
-from stepwell.pool.state.tombstones import Tombstone, names_of
+from stepwell.pool.state.tombstones import OLDER_THAN, Tombstone, names_of
 from stepwell.steps.digest import first_version, lineage_name
 
 log = logging.getLogger("stepwell.pool")

@@ -18,6 +18,8 @@ from stepwell.steps.step import JsonObject
 DIGEST_SIZE = 16
 AGE = "age"
 """The place of the digest in the one tombstone for what is too old: it refuses nothing."""
+OLDER_THAN = "older_than"
+"""In `removed`, of what is too old: from how many seconds on; None if only the data's own retention counts."""
 DELETED = "the data of this subject was deleted on request, and no more of it is recorded"
 
 
