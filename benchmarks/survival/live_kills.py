@@ -23,7 +23,7 @@ from benchmarks.survival.live_trainer import GUARD, VERSIONS, LiveCheckpoint, re
 from benchmarks.survival.live_users import LiveUsers
 from benchmarks.survival.row import RowOutcome
 from stepwell.pool.api.policy import PolicyDecision
-from stepwell.pool.rules.withdrawn import ROLLED_BACK
+from stepwell.pool.rules.batch_selection import ROLLED_BACK
 from tests.rig.gateways import free_port
 
 ROUNDS, USERS = 3, 10

@@ -2,9 +2,14 @@
 
 What comes up and is not eligible is left out, dropped or made smaller by a fetch. A preview passes over it and changes
 nothing.
+
+What a version of the policy said that was refused or rolled back is not trained. Its log-probabilities are recorded,
+so a trainer could correct for them. But what a bad policy says is not worth learning. A step of it is dropped when its
+turn comes. In a batch of groups or trajectories its whole trajectory is dropped, because the bad version has a part in
+its outcome. The rest of a group remains.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from operator import attrgetter
 from typing import TypeVar
@@ -12,17 +17,17 @@ from typing import TypeVar
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.staleness import consequence_of
 from stepwell.pool.api.user_share import UserLimit, max_per_user
-from stepwell.pool.rules.withdrawn import ROLLED_BACK, is_withdrawn, rest_of
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
-from stepwell.pool.state.ready_by_size import SizeBucket
-from stepwell.pool.state.ready_queue import K, ReadyQueue
+from stepwell.pool.state.ready_queue import K, ReadyQueue, SizeBucket
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step_filter import StepFilter
 
 T = TypeVar("T")
 
+ROLLED_BACK = "rolled_back"
+"""The cause under which steps of a withdrawn version are counted."""
 STALE, LEFT_OUT, SMALLER = "stale", "left out", "smaller"
 """What happens to a group besides `rolled_back`. Smaller: some of its trajectories are rolled back."""
 MOST_PASSED = 500
@@ -266,3 +271,19 @@ def accepted_trajectories(group: Group, step_filter: StepFilter) -> int:
     """How many of its trajectories have something for this consumer."""
     with reading(group.trajectories.values()):
         return sum([accepts_any(found.held_steps(), step_filter) for found in group.trajectories.values()])
+
+
+def is_withdrawn(steps: Iterable[StoredStep], versions: Collection[int]) -> bool:
+    """Did one of these versions say a token of these steps?"""
+    return any(_said_by(step, versions) for step in steps) if versions else False
+
+
+def rest_of(group: Group, versions: Collection[int]) -> list[Trajectory]:
+    """The trajectories of which none of these versions said anything."""
+    return [found for found in group.trajectories.values() if not is_withdrawn(found.held_steps(), versions)]
+
+
+def _said_by(step: StoredStep, versions: Collection[int]) -> bool:
+    if not step.version_spans:
+        return step.policy_version in versions
+    return any(span.version in versions for span in step.version_spans)

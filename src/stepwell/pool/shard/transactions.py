@@ -2,8 +2,11 @@
 
 - What a call changes is in the journal before it answers.
 - If a commit fails, the state in memory is ahead of the journal: no call is answered any more, and the process ends.
+- With too little free space, no new data is taken; leases, rewards and completions can still be written.
+- One commit for all calls that are under way at the same time: a commit that waits for the disk stays cheap.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,13 +18,13 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.shard_layout import FIRST_REVISION, LayoutDiffers
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.disk_floor import DiskFloor
-from stepwell.pool.shard.group_commit import GroupCommit
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.state.slice import Slice
 
 log = logging.getLogger("stepwell.pool")
+
+MIB = 2**20
 
 
 class ShardTransactions:
@@ -152,3 +155,62 @@ class ShardTransactions:
         self._refusal = f"shard {self.name} restarts from its journal: {failure}"
         log.critical("shard %s ends: its journal failed", self.name, exc_info=failure)
         self._on_journal_failure()
+
+
+class DiskFloor:
+    def __init__(self, min_free: int, free_bytes: Callable[[], float], *, shard: str, place: str) -> None:
+        """`place` is what is nearly full."""
+        self._min_free = min_free
+        self._free_bytes = free_bytes
+        self._shard = shard
+        self._place = place
+        self._said = False
+
+    def shortage(self) -> str | None:
+        """Why no new data is taken, and what to do; None if there is room. The log has it once."""
+        free = self._free_bytes()
+        if free >= self._min_free:
+            self._said = False
+            return None
+        text = (
+            f"shard {self._shard} takes no new data: the disk of {self._place} has {free / MIB:.1f} MiB free, and "
+            f"--min-free-bytes is {self._min_free / MIB:g} MiB. Free some space there, or let trainers take what the "
+            "pool holds; steps wait in the gateways meanwhile"
+        )
+        if not self._said:
+            self._said = True
+            log.error("%s", text)
+        return text
+
+
+class GroupCommit:
+    def __init__(self, commit: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
+        """After a failure it is not known what the journal has: nothing is committed any more."""
+        self._commit = commit
+        self._on_failure = on_failure
+        self._waiting: list[asyncio.Future[None]] = []
+        self._failure: Exception | None = None
+
+    async def committed(self) -> None:
+        """Return when all changes so far are committed."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._commit_all)  # after all calls that can run now
+        self._waiting.append(done)
+        await done
+
+    def _commit_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if self._failure is None:
+            try:
+                self._commit()
+            except Exception as failure:  # noqa: BLE001 - whatever it is, memory and journal differ from now on
+                self._failure = failure
+                self._on_failure(failure)
+        for done in waiting:
+            if not done.done():  # a call that was cancelled
+                if self._failure is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(PoolUnavailable(f"the journal failed: {self._failure}"))

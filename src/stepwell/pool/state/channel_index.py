@@ -10,8 +10,7 @@ from stepwell.pool.api.user_share import UserLimit
 from stepwell.pool.state.ledger import Ledger
 from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.producer_shares import ProducerShares
-from stepwell.pool.state.ready_by_size import ReadyBySize
-from stepwell.pool.state.ready_queue import ReadyQueue
+from stepwell.pool.state.ready_queue import ReadyBySize, ReadyQueue
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 

@@ -3,15 +3,19 @@
 With `by_user`, there is also a queue for each user, and a queue of the first key of each. A choice under a limit looks
 at no more users than it chooses keys (and those that have no room), and at no more keys of each than it may choose. Its
 cost does not depend on how many keys a user has waiting.
+
+Groups have, besides, one bucket for each source and size: an exact batch is filled from the oldest few groups of each
+bucket, however long the queue is.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
 from stepwell.pool.api.user_share import UserLimit
 from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.records import Group
 
 K = TypeVar("K", bound=tuple[Any, ...])
 
@@ -96,3 +100,54 @@ class ReadyQueue(PrioritySet[K]):
             self._heads.discard(before)
         if head is not None:
             self._heads.add(head)
+
+
+class SizeBucket(ReadyQueue[tuple[int, int]]):
+    """Keys of the ready groups of one source and size."""
+
+    def __init__(self, source: str, size: int, *, by_user: bool = False) -> None:
+        super().__init__(by_user=by_user)
+        self.source = source
+        self.size = size
+
+
+class ReadyBySize:
+    """An empty bucket is deleted."""
+
+    def __init__(self, *, by_user: bool = False) -> None:
+        self._by_user = by_user
+        self._buckets: dict[tuple[str, int], SizeBucket] = {}
+        self._bucket_of: dict[int, SizeBucket] = {}
+        """By the group's seq. The group's size may have changed since it was added."""
+
+    def __iter__(self) -> Iterator[SizeBucket]:
+        """The buckets of this moment. Groups may be added or removed during the iteration."""
+        return iter(list(self._buckets.values()))
+
+    def add(self, group: Group, user: str = "") -> None:
+        bucket = self._bucket_of.get(group.seq)
+        if bucket is not None:
+            if bucket.size == group.size:
+                return
+            self.remove(group)
+        label = (group.source, group.size)
+        bucket = self._buckets.get(label)
+        if bucket is None:
+            bucket = self._buckets[label] = SizeBucket(*label, by_user=self._by_user)
+        bucket.add(group.key, user)
+        self._bucket_of[group.seq] = bucket
+
+    def remove(self, group: Group) -> None:
+        bucket = self._bucket_of.pop(group.seq, None)
+        if bucket is None:
+            return
+        bucket.discard(group.key)
+        if not bucket:
+            del self._buckets[bucket.source, bucket.size]
+
+    def counts(self) -> dict[str, dict[int, int]]:
+        """Number of groups, by source and by size."""
+        counts: dict[str, dict[int, int]] = {}
+        for bucket in self._buckets.values():
+            counts.setdefault(bucket.source, {})[bucket.size] = len(bucket)
+        return counts
