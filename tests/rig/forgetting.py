@@ -24,7 +24,7 @@ from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_backends import journal_backend
-from stepwell.pool.shard.journal_identity import JournalIdentity
+from stepwell.pool.shard.journal_header import JournalIdentity
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.curation import Curate, Curation, CurationAction
 from stepwell.pool.slices.forgetting import Forget, ForgetOverdue

@@ -44,7 +44,7 @@ HOMES = tuple(
         *("pool.api.calls", "pool.api.leasing", "pool.api.news"),
         *("pool.api.pacing", "pool.api.plan", "pool.api.policy", "pool.api.preview", "pool.api.producing"),
         *("pool.api.scoring", "pool.api.series"),
-        *("pool.api.serving_state", "pool.api.sessions", "pool.api.shard_layout", "pool.api.stats"),
+        *("pool.api.sessions", "pool.api.shard_layout", "pool.api.stats"),
         *("pool.api.transport", "pool.api.watching", "pool.client.link_messages"),
         *("pool.slices.calls", "pool.slices.curation", "pool.slices.forgetting", "pool.slices.policy"),
         *("pool.slices.scoring", "pool.slices.sessions", "pool.slices.steps", "pool.slices.trajectories"),

@@ -31,7 +31,7 @@ from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.engines.routing import EngineSelector, routing_named
 from stepwell.engines.session_split import SplitCounts
 from stepwell.errors import BadRequest, EngineUnavailable, PoolUnavailable
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.policy import Serving
 from stepwell.steps.step import IntArray, JsonObject
 from stepwell.wire.openai import Sampled, Upstream
 

@@ -30,7 +30,7 @@ from stepwell.errors import IncompatibleMessage, PoolUnavailable
 from stepwell.pool import api
 from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.policy import Serving
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.shard.actor import ShardActor
 from stepwell.pool.shard.service import ShardService
@@ -42,7 +42,7 @@ OWN_FORM = (Columns, VersionSpan)
 
 NEIGHBOUR = """
 import base64, pickle, sys
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.policy import Serving
 if sys.argv[1] == "send":
     serving = Serving(added="x", policy_version=7, engines=("http://a",), epoch="e")
     print(base64.b64encode(pickle.dumps(serving)).decode())
@@ -105,7 +105,7 @@ def neighbour(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("neighbour")
     (package,) = stepwell.__path__
     shutil.copytree(package, source / "stepwell", ignore=shutil.ignore_patterns("__pycache__", "static"))
-    file = source / "stepwell" / "pool" / "api" / "serving_state.py"
+    file = source / "stepwell" / "pool" / "api" / "policy.py"
     code, added = re.subn(r"(class Serving:\n)", r'\1    added: str = ""\n', file.read_text())
     code, removed = re.subn(r'    revision: int = 0\n    """.*?"""\n', "", code, flags=re.DOTALL)
     assert (added, removed) == (1, 1)

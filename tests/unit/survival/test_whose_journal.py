@@ -10,8 +10,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.shard.journal import SCHEMA_VERSION, JournalFailed
 from stepwell.pool.shard.journal_backends import find_journals
-from stepwell.pool.shard.journal_header import JournalHeader
-from stepwell.pool.shard.journal_identity import JournalIdentity
+from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
 from stepwell.pool.shard.placement import place_shards
 from stepwell.pool.shard.service import ShardService
 from tests.unit.pool.shard.journals import Place, header_of, open_journal

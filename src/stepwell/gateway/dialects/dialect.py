@@ -14,7 +14,7 @@ from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
 from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
 from stepwell.gateway.dialects.step_seal import OPEN_SEAL, StepSeal
 from stepwell.gateway.http.error_responses import ErrorDetails
-from stepwell.pool.api.serving_state import ChannelPolicy
+from stepwell.pool.api.policy import ChannelPolicy
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream, Usage
 

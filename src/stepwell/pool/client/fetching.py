@@ -28,12 +28,13 @@ from stepwell.pool.api.leasing import (
     LeasedGroups,
     Order,
     ReadySummary,
+    UserLimit,
+    max_per_user,
     merge_leased_groups,
     new_batch_uid,
     part_lease_uid,
 )
 from stepwell.pool.api.news import UNSEEN, NewsItem, ready_topic
-from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from stepwell.errors import Conflict, PoolUnavailable
 from stepwell.pool.api.news import SERVING, SYNC, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.policy import Serving
 from stepwell.pool.api.transport import ActorFailed
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.slices.policy import AnnounceSync, ReportEngines, WhyUnreported

@@ -28,12 +28,11 @@ from stepwell.pool.api.leasing import (
 )
 from stepwell.pool.api.pacing import Pacing, merge_pacing
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, VersionRewards
+from stepwell.pool.api.policy import Canary, ChannelPolicy, PolicyDecision, PolicyStatus, Serving, VersionRewards
 from stepwell.pool.api.preview import BatchPreview
 from stepwell.pool.api.producing import TRAIN, EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement
 from stepwell.pool.api.series import TimeSeries
-from stepwell.pool.api.serving_state import ChannelPolicy, Serving
 from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.pool.api.stats import PoolStats, merge_stats
 from stepwell.pool.api.transport import ActorTransport

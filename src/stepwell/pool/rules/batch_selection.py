@@ -14,9 +14,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from operator import attrgetter
 from typing import TypeVar
 
-from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.leasing import BatchRequest, UserLimit, max_per_user
 from stepwell.pool.api.staleness import consequence_of
-from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.ready_queue import K, ReadyQueue, SizeBucket

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias
 
-from stepwell.pool.api.leasing import GroupOffer
-from stepwell.pool.api.user_share import max_per_user
+from stepwell.pool.api.leasing import GroupOffer, max_per_user
 
 Sums: TypeAlias = int
 """A set of numbers as bits: it contains n if bit n is set."""

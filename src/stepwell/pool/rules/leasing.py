@@ -22,11 +22,12 @@ from stepwell.pool.api.leasing import (
     LeasedGroups,
     Settlement,
     Unit,
+    UserLimit,
     batch_of_lease,
+    max_per_user,
 )
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.staleness import consequence_of
-from stepwell.pool.api.user_share import UserLimit, max_per_user
 from stepwell.pool.rules.batch_selection import BatchSelection, accepted_trajectories
 from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.pool.state.channel_index import Channel

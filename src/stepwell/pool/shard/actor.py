@@ -31,8 +31,7 @@ from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.cluster_watch import wait_until_head_loses_state
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_backends import find_journals, journal_backend
-from stepwell.pool.shard.journal_header import JournalHeader
-from stepwell.pool.shard.journal_identity import JournalIdentity
+from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
 from stepwell.pool.shard.placement import place_shards
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard

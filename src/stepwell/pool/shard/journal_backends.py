@@ -7,8 +7,7 @@ from stepwell.common.optional import require
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_header import JournalHeader
-from stepwell.pool.shard.journal_identity import JournalIdentity
+from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
 from stepwell.pool.shard.sqlite_journal import SqliteJournal, find_sqlite_journals
 
 

@@ -27,8 +27,7 @@ from stepwell.common.urls import hide_password
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal import PUT_META, JournalFailed, Statement, Wait
-from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
-from stepwell.pool.shard.journal_identity import JournalIdentity, missing
+from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader, JournalIdentity, missing
 from stepwell.pool.shard.table_moves import MOVED, OLD, mirrored, moves, of_both
 
 PREFIX = "stepwell_"

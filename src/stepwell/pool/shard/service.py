@@ -13,7 +13,7 @@ from dataclasses import replace
 from stepwell.pool.api.leasing import Settlement, decision_of
 from stepwell.pool.api.news import News, Seen
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.policy import Serving
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.news import flush_topic
+from stepwell.pool.api.policy import Serving
 from stepwell.pool.api.producing import FlushNeeded, RewardGiven
-from stepwell.pool.api.serving_state import Serving
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.shard.engine_reports import EngineReports
 from stepwell.pool.shard.gateway_roster import HEARTBEAT, GatewayRoster

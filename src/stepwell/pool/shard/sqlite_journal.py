@@ -21,8 +21,7 @@ from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_da
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement, Wait
-from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader
-from stepwell.pool.shard.journal_identity import JournalIdentity, missing
+from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader, JournalIdentity, missing
 from stepwell.pool.shard.sqlite_scrub import SqliteScrub, free_bytes
 from stepwell.pool.shard.table_moves import OLD, mirrored, of_both
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell.common.message_format import message
-from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, ShardRewards, VersionRewards
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, Serving, ShardRewards, VersionRewards
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
 
 if TYPE_CHECKING:

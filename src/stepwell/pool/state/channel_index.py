@@ -3,10 +3,9 @@
 import random
 from collections import Counter, deque
 
-from stepwell.pool.api.leasing import Order, ReadyCounts, Unit
+from stepwell.pool.api.leasing import Order, ReadyCounts, Unit, UserLimit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.stats import ChannelStats
-from stepwell.pool.api.user_share import UserLimit
 from stepwell.pool.state.ledger import Ledger
 from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.producer_shares import ProducerShares

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell.pool.api.policy import Canary
-from stepwell.pool.api.serving_state import ChannelPolicy, Serving
+from stepwell.pool.api.policy import Canary, ChannelPolicy, Serving
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.ledger import Ledger

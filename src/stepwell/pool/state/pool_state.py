@@ -12,8 +12,7 @@ from itertools import chain
 from typing import Any
 
 from stepwell.pool.api.leasing import Settlement, Unit, decision_of
-from stepwell.pool.api.policy import Canary, PolicyDecision
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.policy import Canary, PolicyDecision, Serving
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
-from stepwell.pool.api.user_share import UserLimit
+from stepwell.pool.api.leasing import UserLimit
 from stepwell.pool.state.priority_set import PrioritySet
 from stepwell.pool.state.records import Group
 

@@ -11,8 +11,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.consent import RETENTION, may_keep
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
-from stepwell.pool.api.policy import DECISIONS_KEPT, PolicyDecision, VersionReward
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.policy import DECISIONS_KEPT, PolicyDecision, Serving, VersionReward
 from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
 from stepwell.pool.api.staleness import Present
 from stepwell.pool.api.stats import PoolStats, ScoringStats, SessionStats

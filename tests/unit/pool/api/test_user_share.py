@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepwell.pool.api.user_share import UserLimit, max_per_user
+from stepwell.pool.api.leasing import UserLimit, max_per_user
 
 
 @pytest.mark.parametrize(

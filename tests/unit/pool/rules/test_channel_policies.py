@@ -1,9 +1,8 @@
 """A channel with an adapter has a version of its own: its steps age by it, and other versions do not matter to it."""
 
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.policy import PolicyDecision
+from stepwell.pool.api.policy import ChannelPolicy, PolicyDecision, Serving
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.serving_state import ChannelPolicy, Serving
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.shard.resharding import reshard
 from stepwell.pool.state.counters import load_serving

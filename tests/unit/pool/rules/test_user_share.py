@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.pool.api.leasing import BatchRequest, LeasedGroups, Order, Unit
+from stepwell.pool.api.leasing import BatchRequest, LeasedGroups, Order, Unit, max_per_user
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.sessions import SESSION, session_metadata
-from stepwell.pool.api.user_share import max_per_user
 from stepwell.steps.columns import unpack
 from tests.builders import EasyPool, make_step
 

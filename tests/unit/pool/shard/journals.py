@@ -9,8 +9,7 @@ from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import ShardJournal, unseal
 from stepwell.pool.shard.journal_backends import find_journals
-from stepwell.pool.shard.journal_header import JournalHeader
-from stepwell.pool.shard.journal_identity import JournalIdentity
+from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.recovery import RecoveryReport, restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal

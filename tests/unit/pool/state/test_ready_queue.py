@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.pool.api.user_share import UserLimit
+from stepwell.pool.api.leasing import UserLimit
 from stepwell.pool.state.ready_queue import ReadyQueue
 
 users = st.sampled_from(("", "a", "b", "c", "d"))

@@ -1,6 +1,6 @@
 """How long the pool has run since a moment of the wall clock, whatever the clock says in between."""
 
-from stepwell.pool.state.running_time import MARKS_KEPT, RunningTime
+from stepwell.pool.state.tombstones import MARKS_KEPT, RunningTime
 
 DAY = 86_400.0
 START = 1_800_000_000.0

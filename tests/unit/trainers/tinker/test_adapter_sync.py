@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import BadRequest, SyncFailed
-from stepwell.pool.api.serving_state import ChannelPolicy
+from stepwell.pool.api.policy import ChannelPolicy
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
 from tests.unit.trainers.scripted_engine import serve
 from tests.unit.trainers.tinker.adapter_engine import AdapterEngine
