@@ -94,7 +94,7 @@ class Forgetting(Slice):
             tombstone = self._state.refuse_subject(self._state.tombstones.digest(subject), self._transactions.clock())
             if self._state.refuse_names(also):
                 tombstone.is_done = False
-        return await self._remove(tombstone)
+        return await self._carry_out(tombstone)
 
     async def forget_overdue(self, seconds: float | None, *, by_clock: bool) -> ShardReceipt:
         """What is older than that, or than its own retention, whatever the pool's is. Returns when all is removed.
@@ -102,7 +102,7 @@ class Forgetting(Slice):
         Without `by_clock`, only what has been here for as long while the pool ran: the clock may be wrong."""
         async with self._transactions.transaction():
             tombstone = note_overdue(self._state, seconds, self._transactions.clock(), by_clock=by_clock)
-        receipt = await self._remove(tombstone)
+        receipt = await self._carry_out(tombstone)
         self._note_kept_back(tombstone)
         return receipt
 
@@ -156,7 +156,7 @@ class Forgetting(Slice):
 
     # -- the steps -----------------------------------------------------------------------------------------------------
 
-    async def _remove(self, tombstone: Tombstone) -> ShardReceipt:
+    async def _carry_out(self, tombstone: Tombstone) -> ShardReceipt:
         await self._remove_held(Removal(tombstone, self._state))
         self.resume()
         while not tombstone.is_done and self._working is not None:
@@ -222,7 +222,7 @@ class Forgetting(Slice):
             await self._scrub(removal)
         self.before_step("done")
         removal.tombstone.is_done = True
-        await self._save(removal)
+        await self._save_progress(removal)
         self.before_step("end")
         log.info("shard %s has removed the data of: %s", self._transactions.name, removal.tombstone.subject)
 
@@ -250,7 +250,7 @@ class Forgetting(Slice):
             archive.poll()
         for trajectory in archive.remove_waiting(removal.covers_trajectory):
             removal.note(trajectory, ARCHIVE_QUEUE)
-        await self._save(removal)
+        await self._save_progress(removal)
 
     async def _rewrite_files(self, removal: Removal, archive: ParquetArchive, folder: str) -> None:
         """The archive's groups, or its late rewards."""
@@ -284,7 +284,7 @@ class Forgetting(Slice):
         listed = {"rows": found.rows, "sha256_before": before, "sha256_after": after}
         removal.tombstone.removed.setdefault("files", {})[name] = listed
         self._note_names(removal, found)
-        await self._save(removal)
+        await self._save_progress(removal)
         self.before_step(f"replace {folder}".strip())
         await asyncio.to_thread(files.replace, found, is_written)
 
@@ -305,7 +305,7 @@ class Forgetting(Slice):
         if journal is None:
             return
         removal.count("late_rewards", journal.remove_late_named(removal.covers_record))
-        await self._save(removal)
+        await self._save_progress(removal)
         if self._transactions.archive is not None:
             self._transactions.archive.recount_late_rewards()
 
@@ -319,7 +319,7 @@ class Forgetting(Slice):
         rows = [row for _, row in journal.lineage()]
         under, told = await asyncio.to_thread(versions_with, names, rows, tables)
         removal.add_listed("versions", [first_version(told, version) for version in under])
-        await self._save(removal)
+        await self._save_progress(removal)
 
     async def _scrub(self, removal: Removal) -> None:
         if self._transactions.journal is None:
@@ -336,7 +336,7 @@ class Forgetting(Slice):
         self.waits_for = why
         await asyncio.sleep(self.retry_pause)
 
-    async def _save(self, removal: Removal) -> None:
+    async def _save_progress(self, removal: Removal) -> None:
         async with self._transactions.transaction():
             removal.save()
 
