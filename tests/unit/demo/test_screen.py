@@ -16,7 +16,7 @@ CANARY = Canary(7, ("http://127.0.0.1:1",), 0.15, 1.0)
 def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What is captured passes for a terminal."""
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
 
 
 def metrics(reward: float) -> UpdateMetrics:
