@@ -9,7 +9,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.route_table import Route
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.app import create_app
+from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.routes.access import access_table
 from stepwell.gateway.routes.openapi import openapi_document
@@ -35,7 +35,7 @@ ACCESS = access_table(DIALECTS)
 
 def document() -> Schema:
     """The OpenAPI document of a gateway that was never started."""
-    front = create_app(
+    front = GatewayApp(
         pool=cast("PoolClient", None),
         engines=EngineFleet([]),
         tokenizer=BackgroundTokenizer("", load_tokenizer),
@@ -43,7 +43,7 @@ def document() -> Schema:
         prompt_length=1,
         response_length=1,
         keys=AccessKeys(()),
-    )
+    ).asgi()
     return cast("Schema", json.loads(openapi_document(front.app.openapi(), DIALECTS)))
 
 

@@ -11,7 +11,7 @@ from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.engine import find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
-from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
+from stepwell.demo.pool import NAMESPACE, demo_limits, demo_ray, pool_with
 from stepwell.demo.run import RATE
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.trainers.settings import Settings
@@ -57,7 +57,7 @@ class Rig:
         module: str = "stepwell.demo.episodes",
     ) -> Iterator[Run]:
         """Agents that may be `ahead` batches ahead of the trainer, and start from a copy of the warmed-up model."""
-        pool = make_pool(name, batch=settings.groups * GROUP, ahead=ahead)
+        pool = pool_with(name, demo_limits(batch=settings.groups * GROUP, ahead=ahead))
         orders = Orders(
             task=TASK,
             seed=SEED,

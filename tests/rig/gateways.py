@@ -24,7 +24,7 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineKind, EngineTimeouts
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.app import GatewayLimits, create_app
+from stepwell.gateway.app import GatewayApp, GatewayLimits
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
 from stepwell.gateway.routes.asgi import MountedApp
@@ -68,7 +68,7 @@ async def serve_gateway(
     **more: Any,
 ) -> AsyncIterator[str]:
     """A gateway on a free loopback port; gives its URL."""
-    app = create_app(
+    app = GatewayApp(
         pool=pool,
         engines=EngineFleet(engine_urls, routing=routing, kinds=kinds, timeouts=timeouts),
         tokenizer=BackgroundTokenizer("no/such/folder", load_tokenizer),
@@ -81,7 +81,7 @@ async def serve_gateway(
         dialects=dialects,
         limits=limits,
         **{"hosts": served_hosts(LOOPBACK, (), has_keys=bool(control_keys)), **more},
-    )
+    ).asgi()
     server = uvicorn.Server(
         uvicorn.Config(
             app,

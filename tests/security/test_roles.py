@@ -26,7 +26,7 @@ from stepwell.access.route_table import (
 from stepwell.atropos.app import create_atropos
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.app import create_app
+from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.routes.access import access_table, call_paths
 from tests.rig.dashboard import MadeUpPool, make_dashboard
@@ -45,7 +45,7 @@ UNKNOWN_PATHS = ("/no/such", "/no/such/route/of/tomorrow", "/admin")
 
 def gateway(keys: IssuedKeys) -> Any:
     """Never started: what is let in fails afterwards, for want of a pool."""
-    return create_app(
+    return GatewayApp(
         pool=LocalPool(),
         engines=EngineFleet([]),
         tokenizer=BackgroundTokenizer("", load_tokenizer),
@@ -53,7 +53,7 @@ def gateway(keys: IssuedKeys) -> Any:
         prompt_length=1,
         response_length=1,
         keys=keys.access(),
-    )
+    ).asgi()
 
 
 def server(name: str, keys: IssuedKeys) -> Any:

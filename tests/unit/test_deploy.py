@@ -22,7 +22,7 @@ from stepwell.common.listening import require_safe_address
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.vllm_command import base_flags
-from stepwell.gateway.app import create_app
+from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.access import access_table
@@ -347,7 +347,7 @@ def test_ray_has_one_version() -> None:
 async def exposed() -> set[str]:
     """The names at /metrics of a gateway with a spool, of an Atropos server, and of a dashboard."""
     with tempfile.TemporaryDirectory() as folder:
-        gateway = create_app(
+        gateway = GatewayApp(
             pool=cast("PoolClient", None),
             engines=EngineFleet([]),
             tokenizer=BackgroundTokenizer("", load_tokenizer),
@@ -356,7 +356,7 @@ async def exposed() -> set[str]:
             response_length=1,
             keys=AccessKeys(()),
             spool=Spool(Path(folder) / "spool"),
-        )
+        ).asgi()
         server = create_atropos(pool=cast("PoolClient", None), keys=AccessKeys(()), state=None)
         shown = [await _metrics(app) for app in (gateway, server, make_dashboard(MadeUpPool(8)))]
     names = re.findall(r"^# TYPE (\w+) (\w+)$", "\n".join(shown), re.M)

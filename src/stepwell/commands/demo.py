@@ -2,8 +2,6 @@
 
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -46,12 +44,13 @@ def run_demo(settings: DemoSettings) -> None:
     from stepwell.demo.screen import DemoScreen
     from stepwell.demo.termination import Terminated, ending_on_sigterm
 
-    is_live, screen = settings.task == "live", DemoScreen()
-    make: Callable[..., Demo | LiveDemo] = LiveDemo if is_live else partial(Demo, task=settings.task)
+    screen = DemoScreen()
+    make: type[Demo] | type[LiveDemo] = LiveDemo if settings.task == "live" else Demo
     try:
         with ending_on_sigterm():
             outcome = make(
                 screen,
+                task=settings.task,
                 seed=settings.seed,
                 updates=settings.updates,
                 out=settings.out,

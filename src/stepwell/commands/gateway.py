@@ -230,7 +230,7 @@ def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | Non
     from stepwell.engines.discovery import EngineDiscovery
     from stepwell.engines.fleet import EngineFleet
     from stepwell.engines.shared_watch import SharedWatch
-    from stepwell.gateway.app import create_app
+    from stepwell.gateway.app import GatewayApp
     from stepwell.gateway.bridge.thinking import ThinkingPolicy
     from stepwell.gateway.http.quotas import CallQuota
     from stepwell.gateway.recording.spool import Spool
@@ -243,7 +243,7 @@ def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | Non
     names = [address for address in settings.vllm_addresses if address.startswith(DNS)]
     addresses = [address for address in settings.vllm_addresses if address not in names]
     engines = EngineFleet(addresses, routing=settings.routing, api_key=settings.engine_key)
-    return create_app(
+    return GatewayApp(
         pool=pool(),
         link=link,
         engines=engines,
@@ -269,7 +269,7 @@ def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | Non
         sampling=_sampling(settings),
         rules=_rules(settings),
         quota=CallQuota.read(settings.quota),
-    )
+    ).asgi()
 
 
 def _sampling(settings: GatewaySettings) -> "dict[str, SamplingPolicy]":

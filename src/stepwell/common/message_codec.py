@@ -25,15 +25,15 @@ import numpy as np
 from msgpack import ExtType, Packer, Unpacker, unpackb
 from numpy.typing import NDArray
 
-from stepwell import errors
 from stepwell.common.message_format import (
     FORMAT,
     MESSAGES,
     OWN_FORMS,
     check_complete,
+    constructor,
     field_names,
     incompatible,
-    sent,
+    misfit,
 )
 from stepwell.common.message_types import Check, field_fits, is_key
 from stepwell.errors import IncompatibleMessage, StepwellError
@@ -73,10 +73,6 @@ ARRAY_1D = struct.Struct("<BIQ")
 """The dtype, the number of the array in its message, and its length."""
 ARRAY_HEAD = struct.Struct("<BI")
 SEPARATOR = "\0"
-
-for _error in vars(errors).values():
-    if isinstance(_error, type) and issubclass(_error, StepwellError):
-        sent(_error)
 
 
 class MalformedMessage(ConnectionError):
@@ -398,7 +394,7 @@ class _ClassReader:
         self._fits = [(name, fits[name]) for name in known]
         self._checks: dict[tuple[type, ...], list[tuple[str, int, Check]]] = {}
         """By the classes of the values: those that must be looked at."""
-        self._construct = _constructor(cls, known)
+        self._construct = constructor(cls, known)
 
     def make(self, values: list[Any]) -> object:
         if len(values) != self._count:
@@ -415,7 +411,7 @@ class _ClassReader:
         try:
             return self._construct(values)
         except UNFIT as failure:
-            raise _misfit(self._cls, failure) from None
+            raise misfit(self._cls, failure) from None
 
     def _learn(self, kinds: tuple[type, ...]) -> list[tuple[str, int, Check]]:
         if len(self._checks) >= MOST_COMBINATIONS:
@@ -426,28 +422,14 @@ class _ClassReader:
         return looked_at
 
 
-def _constructor(cls: Any, names: list[str]) -> Callable[[list[Any]], object]:
-    own_names = list(field_names(cls))
-    if issubclass(cls, tuple) and names == own_names:
-        make: Callable[[list[Any]], object] = cls._make
-        return make
-    if names == own_names and not any(field.kw_only for field in cls.__dataclass_fields__.values()):
-        return lambda values: cls(*values)
-    return lambda values: cls(**dict(zip(names, values, strict=True)))
-
-
 def _maker(cls: type, make: Callable[[list[Any]], object]) -> Callable[[list[Any]], object]:
     def made(values: list[Any]) -> object:
         try:
             return make(values)
         except UNFIT as failure:
-            raise _misfit(cls, failure) from None
+            raise misfit(cls, failure) from None
 
     return made
-
-
-def _misfit(cls: type, failure: Exception) -> IncompatibleMessage:
-    return IncompatibleMessage(f"{cls.__name__} cannot be what another process sent: {failure}")
 
 
 def _names(data: bytes) -> list[str]:

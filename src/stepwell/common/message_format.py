@@ -15,7 +15,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
-from stepwell.errors import IncompatibleMessage
+from stepwell import errors
+from stepwell.errors import IncompatibleMessage, StepwellError
 
 C = TypeVar("C", bound=type)
 
@@ -85,6 +86,10 @@ def incompatible(name: str, sent_format: int) -> IncompatibleMessage:
     )
 
 
+def misfit(cls: type, failure: Exception) -> IncompatibleMessage:
+    return IncompatibleMessage(f"{cls.__name__} cannot be what another process sent: {failure}")
+
+
 @cache
 def field_names(cls: type) -> tuple[str, ...]:
     return tuple(field.name for field in _init_fields(cls)) if is_dataclass(cls) else cls._fields  # type: ignore[attr-defined]
@@ -99,3 +104,19 @@ def _required(cls: Any) -> set[str]:
 
 def _init_fields(cls: Any) -> list["Field[Any]"]:
     return [field for field in fields(cls) if field.init]
+
+
+def constructor(cls: Any, names: list[str]) -> Callable[[list[Any]], object]:
+    """Makes an object of the values of these fields."""
+    own_names = list(field_names(cls))
+    if issubclass(cls, tuple) and names == own_names:
+        make: Callable[[list[Any]], object] = cls._make
+        return make
+    if names == own_names and not any(field.kw_only for field in cls.__dataclass_fields__.values()):
+        return lambda values: cls(*values)
+    return lambda values: cls(**dict(zip(names, values, strict=True)))
+
+
+for _error in vars(errors).values():
+    if isinstance(_error, type) and issubclass(_error, StepwellError):
+        sent(_error)

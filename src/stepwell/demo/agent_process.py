@@ -1,17 +1,29 @@
-"""The demo's agents as the trainer's process sees them: a child process (episodes.py) that gets orders by its stdin."""
+"""The process of the demo's agents (episodes.py, live/live_service.py), from both sides.
 
+It has a gateway as its child and follows the lines on its stdin. It answers each line with a number when the order is
+done. It ends at the end of stdin, so it does not outlive the process that started it.
+"""
+
+import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Protocol, Self
 
+from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.common.processes import last_lines
+from stepwell.demo.vocabulary import CONTEXT
 from stepwell.errors import NotReady
 
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+CALL_TIMEOUT = 60.0
+"""Seconds for a call on a busy machine."""
 STOP_TIMEOUT = 45.0
 """Seconds: a gateway takes up to 40 to deliver its last steps."""
 SHOWN = 10
@@ -32,6 +44,8 @@ class Orders:
     ray_address: str
     ray_namespace: str
     concurrency: int = 64
+    turns: str = ""
+    """The file for what the users of the live task see."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -102,3 +116,46 @@ def _end(process: "subprocess.Popen[str]") -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
+
+
+# -- in that process ---------------------------------------------------------------------------------------------------
+
+
+class Follower(Protocol):
+    async def do(self, order: str) -> float: ...
+
+    async def stop(self) -> None:
+        """Ends what it has begun."""
+
+
+async def follow(orders: Orders, make: Callable[[str], Follower]) -> None:
+    """`make` gets the gateway's address."""
+    gateway = GatewayProcess(
+        data_pool_name=orders.data_pool_name,
+        vllm_addresses=orders.engine,
+        tokenizer_path=orders.tokenizer,
+        prompt_length=CONTEXT,
+        response_length=CONTEXT,
+        ray_address=orders.ray_address,
+        ray_namespace=orders.ray_namespace,
+    )
+    async with gateway:
+        follower = make(gateway.url)
+        _say(0.0)
+        while order := await asyncio.to_thread(sys.stdin.readline):
+            _say(await follower.do(order.strip()))
+        await follower.stop()
+
+
+def sdk_client(url: str) -> "AsyncOpenAI":
+    """A call that fails is not repeated: the demo counts it."""
+    from openai import AsyncOpenAI, DefaultAioHttpClient
+
+    return AsyncOpenAI(
+        base_url=url, api_key="-", timeout=CALL_TIMEOUT, max_retries=0, http_client=DefaultAioHttpClient()
+    )
+
+
+def _say(number: float) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()

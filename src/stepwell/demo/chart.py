@@ -1,7 +1,8 @@
-"""Charts of the reward: text for a terminal, and a PNG."""
+"""Charts: text for a terminal, and a PNG."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,22 +32,29 @@ def bar(reward: float, width: int = 30) -> str:
     return "".join(_cell(reward, place, width, WIDE) for place in range(width)).rstrip()
 
 
-def write_picture(rewards: Sequence[float], evaluations: Sequence[tuple[int, float]], title: str, path: Path) -> None:
-    """The reward of each update and its running mean; `evaluations` are on held-out samples, by update."""
+@contextmanager
+def picture(title: str, xlabel: str, ylabel: str, path: Path) -> Iterator[Any]:
+    """Axes for values between 0 and 1. They are written as a PNG at the end of the block."""
     require("matplotlib", "demo")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot(title=title, xlabel="update", ylabel="reward", ylim=(0, 1.02))
-    updates = range(1, len(rewards) + 1)
-    axes.plot(updates, rewards, color="tab:blue", alpha=0.3, label="of each batch")
-    axes.plot(updates, _smooth(rewards), color="tab:blue", label=f"mean of {SMOOTHED}")
-    axes.plot(*zip(*evaluations, strict=True), "o", color="tab:orange", label="on held-out samples")
+    axes = figure.add_subplot(title=title, xlabel=xlabel, ylabel=ylabel, ylim=(0, 1.02))
+    yield axes
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)
+
+
+def write_picture(rewards: Sequence[float], evaluations: Sequence[tuple[int, float]], title: str, path: Path) -> None:
+    """The reward of each update and its running mean; `evaluations` are on held-out samples, by update."""
+    updates = range(1, len(rewards) + 1)
+    with picture(title, "update", "reward", path) as axes:
+        axes.plot(updates, rewards, color="tab:blue", alpha=0.3, label="of each batch")
+        axes.plot(updates, _smooth(rewards), color="tab:blue", label=f"mean of {SMOOTHED}")
+        axes.plot(*zip(*evaluations, strict=True), "o", color="tab:orange", label="on held-out samples")
 
 
 def _smooth(rewards: Sequence[float]) -> list[float]:

@@ -3,7 +3,7 @@
     python -m stepwell.demo.episodes ORDERS
 
 It follows `evaluate` (each held-out sample several times; the answer is the mean reward) and `train` (rollouts, as
-many as the pool takes, until `stop`; it answers when they have started). See following.py.
+many as the pool takes, until `stop`; it answers when they have started). See agent_process.py.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.dataset import Dataset, Prompt
 from stepwell.agents.rollout import Rollout, RolloutResult
 from stepwell.agents.rollouter import AsyncRollouter
-from stepwell.demo.agent_process import Orders
-from stepwell.demo.following import follow, sdk_client
+from stepwell.demo.agent_process import Orders, follow, sdk_client
 from stepwell.demo.tasks import TASKS, Task, split
 
 GROUP = 8

@@ -32,12 +32,12 @@ def demo_ray() -> Iterator[str]:
         yield joining["RAY_ADDRESS"]
 
 
-def make_pool(name: str, *, batch: int, ahead: int) -> "DataPool":
-    """A pool for batches of `batch` rollouts, with agents that may be `ahead` batches ahead of the trainer.
+def demo_limits(*, batch: int, ahead: int) -> Limits:
+    """For batches of `batch` rollouts, with agents that may be `ahead` batches ahead of the trainer.
 
     No step is dropped for its age: the trainer corrects for it.
     """
-    return pool_with(name, Limits(batch_size=batch, max_staleness=ahead, on_stale="keep"))
+    return Limits(batch_size=batch, max_staleness=ahead, on_stale="keep")
 
 
 def pool_with(name: str, limits: Limits) -> "DataPool":

@@ -11,25 +11,33 @@ first sync.
 import json
 import math
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.chart import write_picture
-from stepwell.demo.engine import START_TIMEOUT, find_vllm, start_engine
+from stepwell.demo.engine import START_TIMEOUT, StartingEngine, find_vllm, start_engine
 from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
-from stepwell.demo.pool import NAMESPACE, demo_ray, make_pool
+from stepwell.demo.pool import NAMESPACE, demo_limits, demo_ray, pool_with
 from stepwell.demo.screen import DemoScreen
 from stepwell.demo.tasks import TASKS, shown, split
+from stepwell.pool.api.plan import Limits
 from stepwell.trainers.reporting import Report, ToJsonl, UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync
 
-METRICS = "metrics.jsonl"
+if TYPE_CHECKING:
+    from transformers import Qwen2ForCausalLM
+
+    from stepwell.pool.client import DataPool
+
+METRICS, OUTCOME = "metrics.jsonl", "outcome.json"
 POOL = "data_pool"
 RATE = 7e-4
 AHEAD = 1
@@ -63,7 +71,36 @@ class DemoResult:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
-class Demo:
+@dataclass(frozen=True, slots=True)
+class DemoParts:
+    """What runs during a run, beside the trainer."""
+
+    model: "Qwen2ForCausalLM"
+    """After the warm-up."""
+    like: Path
+    """The folder that the engines were started on."""
+    pool: "DataPool"
+    engines: tuple[StartingEngine, ...]
+    agents: AgentProcess
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(engine.url for engine in self.engines)
+
+    def wait(self, say: Callable[[str], None]) -> None:
+        for engine in self.engines:
+            engine.wait(say)
+        self.agents.wait()
+        say(f"{'vLLM is' if len(self.urls) == 1 else 'the vLLMs are'} up on {' and '.join(self.urls)}")
+
+
+class DemoRun:
+    """What is the same for all tasks."""
+
+    engine_logs: tuple[str, ...] = ("vllm.log",)
+    """A log for each engine."""
+    agents_log, agents_module = "agents.log", "stepwell.demo.episodes"
+
     def __init__(
         self,
         screen: DemoScreen,
@@ -79,14 +116,57 @@ class Demo:
         self._python = find_vllm(vllm_python)
         self._screen = screen
         self._name = task
-        self._task = TASKS[task]
         self._seed = seed
         self._plot = plot
-        self._updates = updates or self._task.updates
-        self._metrics: list[UpdateMetrics] = []
+        self._updates = updates or self._usual_updates()
         self._out = out.absolute()
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / METRICS).unlink(missing_ok=True)
+
+    def _usual_updates(self) -> int:
+        return TASKS[self._name].updates
+
+    def _begin(
+        self,
+        stack: ExitStack,
+        limits: Limits,
+        *,
+        lesson: str,
+        teach: "Callable[[Qwen2ForCausalLM], object]",
+        others: str,
+        concurrency: int,
+        turns: str = "",
+    ) -> DemoParts:
+        """Engines and agents may still be starting. `lesson` says what `teach` does, `others` what the agents' process
+        has in it."""
+        model, say = make_model(self._seed), self._screen.say
+        like = write_model(model, self._out / "model")
+        engines = tuple(
+            stack.enter_context(start_engine(like, python=self._python, log=self._out / log))
+            for log in self.engine_logs
+        )
+        say(f"{'vLLM is' if len(engines) == 1 else 'two vLLMs are'} starting; meanwhile the model learns {lesson}")
+        teach(model)
+        say(f"pool, {others} are starting")
+        address = stack.enter_context(demo_ray())
+        pool = pool_with(POOL, limits)
+        orders = Orders(
+            task=self._name,
+            seed=self._seed,
+            engine=",".join(engine.url for engine in engines),
+            tokenizer=str(like),
+            data_pool_name=POOL,
+            ray_address=address,
+            ray_namespace=NAMESPACE,
+            concurrency=concurrency,
+            turns=turns,
+        )
+        agents = start_agents(orders, log=self._out / self.agents_log, module=self.agents_module)
+        return DemoParts(model, like, pool, engines, stack.enter_context(agents))
+
+
+class Demo(DemoRun):
+    """Agents whose task says how good they were."""
 
     def run(self) -> DemoResult:
         with ExitStack() as stack:
@@ -105,7 +185,7 @@ class Demo:
             seconds=self._screen.seconds,
             largest_gap=max((gap for gap in gaps if not math.isnan(gap)), default=math.nan),
         )
-        result.write(self._out / "outcome.json")
+        result.write(self._out / OUTCOME)
         if self._plot:
             rewards = [metrics.reward for metrics in self._metrics]
             evaluations = [(0, start), (self._updates, end)]
@@ -116,40 +196,25 @@ class Demo:
         import torch
 
         torch.set_num_threads(1)  # vLLM uses the other core
-        seed, say = self._seed, self._screen.say
-        settings = Settings(updates=self._updates, learning_rate=RATE)
-        model = make_model(seed)
-        like = write_model(model, self._out / "model")
-        engine = stack.enter_context(start_engine(like, python=self._python, log=self._out / "vllm.log"))
-        say("vLLM is starting; meanwhile the model learns the format from right and wrong examples")
-        samples, _ = split(self._task, seed)
-        warm_up(model, shown(self._task, samples, seed))
-        say("pool, gateway and agents are starting")
-        address = stack.enter_context(demo_ray())
-        pool = make_pool(POOL, batch=settings.groups * GROUP, ahead=AHEAD)
-        orders = self._orders(engine.url, like, address)
-        agents = stack.enter_context(start_agents(orders, log=self._out / "agents.log"))
-        engine.wait(say)
-        agents.wait()
-        say(f"vLLM is up on {engine.url}")
-        transfer = CheckpointTransfer(self._out / "weights", like=like)
-        sync = WeightSync([engine.url], transfer=transfer, pool=pool, timeout=START_TIMEOUT)
-        stack.callback(sync.close)  # before Ray ends: its thread asks the pool
-        reports: list[Report] = [ToJsonl(self._out / METRICS), self._metrics.append]
-        trainer = AsyncTrainer(pool, model, settings=settings, sync=sync, reports=reports)
-        trainer.start()
-        return trainer, agents
-
-    def _orders(self, engine: str, like: Path, ray_address: str) -> Orders:
-        return Orders(
-            task=self._name,
-            seed=self._seed,
-            engine=engine,
-            tokenizer=str(like),
-            data_pool_name=POOL,
-            ray_address=ray_address,
-            ray_namespace=NAMESPACE,
+        task, settings = TASKS[self._name], Settings(updates=self._updates, learning_rate=RATE)
+        samples, _ = split(task, self._seed)
+        parts = self._begin(
+            stack,
+            demo_limits(batch=settings.groups * GROUP, ahead=AHEAD),
+            lesson="the format from right and wrong examples",
+            teach=lambda model: warm_up(model, shown(task, samples, self._seed)),
+            others="gateway and agents",
+            concurrency=64,
         )
+        parts.wait(self._screen.say)
+        transfer = CheckpointTransfer(self._out / "weights", like=parts.like)
+        sync = WeightSync(parts.urls, transfer=transfer, pool=parts.pool, timeout=START_TIMEOUT)
+        stack.callback(sync.close)  # before Ray ends: its thread asks the pool
+        self._metrics: list[UpdateMetrics] = []
+        reports: list[Report] = [ToJsonl(self._out / METRICS), self._metrics.append]
+        trainer = AsyncTrainer(parts.pool, parts.model, settings=settings, sync=sync, reports=reports)
+        trainer.start()
+        return trainer, parts.agents
 
     def _evaluate(self, agents: AgentProcess, when: str) -> float:
         reward = agents.evaluate()

@@ -24,7 +24,7 @@ from stepwell.doctor.replies import CHAT, ExaminedAnswer, ParsedReply, error_tex
 from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
-from stepwell.gateway.app import create_app
+from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.http.request_body import Message, Receive, Send
@@ -219,7 +219,7 @@ async def open_harness(
     """`tokenizer` may be None: the gateway needs one only for an engine that returns no ids. The gateway bridges, which
     matters only to calls of one trajectory."""
     pool = start_in_process(PoolPlan())
-    app = create_app(
+    app = GatewayApp(
         pool=pool,
         engines=EngineFleet((engine,), api_key=key),
         tokenizer=BackgroundTokenizer("--tokenizer-path", lambda _: tokenizer),
@@ -229,7 +229,7 @@ async def open_harness(
         keys=AccessKeys(()),
         bridge=ThinkingPolicy.TEMPLATE,
         rules=RequestRules(frozenset(("structured_outputs",))),
-    )
+    ).asgi()
     log = CallLog(app)
     server = _Server(uvicorn.Config(log, log_config=None, log_level="warning", access_log=False))
     with _listen() as listener:

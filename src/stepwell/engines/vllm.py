@@ -1,4 +1,4 @@
-"""vLLM: its routes, where its replies carry ids and log-probabilities, and the control of its weights.
+"""vLLM: its routes, and where its replies carry ids and log-probabilities. vllm_control.py gives it weights.
 
 Routes that exist only with an option: /pause, /is_paused, /weight_info and the weight routes with
 VLLM_SERVER_DEV_MODE=1; those of adapters with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1;
@@ -6,17 +6,12 @@ VLLM_SERVER_DEV_MODE=1; those of adapters with --enable-lora and VLLM_ALLOW_RUNT
 neither /is_paused nor /weight_info.
 """
 
-import json
 import logging
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from http import HTTPStatus
-from http.client import HTTPException
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +29,8 @@ from stepwell.engines.engine import (
 )
 from stepwell.engines.logprobs_mode import PROBE_USER, probe_logprobs_mode
 from stepwell.engines.openai import MODELS, plain_request
-from stepwell.errors import BadRequest, EngineSilent, EngineUnavailable, SyncFailed
+from stepwell.engines.vllm_control import VllmControl
+from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.steps.step import IntArray, Json, JsonObject, VersionSpan, ids_array
 from stepwell.wire.openai import (
     NO_IDS,
@@ -56,7 +52,6 @@ log = logging.getLogger("stepwell.gateway")
 GENERATE = "/inference/v1/generate"
 DERENDER = "/v1/chat/completions/derender"
 RENDER, TOKENIZE = "/v1/chat/completions/render", "/tokenize"
-LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 TESTED = "0.32"
 """The version that the tests use. Others are a note in the log, never treated otherwise: the probes find what an engine
 does."""
@@ -88,13 +83,8 @@ REFUSES_AN_EMPTY_BODY = (400, 422)
 BUSY = (429, 502, 503, 504)
 """How an engine answers, or a proxy before it, if the request may be answered later."""
 NOT_DERENDERED = frozenset(("stream", "stream_options", "n"))
-TEXT_KEPT = 300
 SCALE_OUT = "start vLLM with --enable-scale-out"
 DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1"
-HINTS = {
-    401: "; is engine_key the one that vLLM was started with?",
-    404: "; vLLM has its control routes only if it was started with VLLM_SERVER_DEV_MODE=1",
-}
 
 
 class VllmEngine(EngineKind):
@@ -328,91 +318,8 @@ class VllmEngine(EngineKind):
             raise EngineUnavailable("the engine's count of tokens is not a number")
         return count
 
-    def control(self, url: str, *, key: str | None = None, timeout: float = 60.0) -> "VllmControl":
+    def control(self, url: str, *, key: str | None = None, timeout: float = 60.0) -> VllmControl:
         return VllmControl(url, key=key, timeout=timeout)
-
-
-class VllmControl:
-    """vLLM's control routes, as blocking calls for a trainer."""
-
-    def __init__(self, url: str, *, key: str | None = None, timeout: float = 60.0) -> None:
-        self.url = url.rstrip("/")
-        self._key = key
-        self._timeout = timeout
-
-    def pause(self) -> None:
-        self._post("/pause?mode=keep")
-
-    def abort(self) -> None:
-        self._post("/pause?mode=abort")
-
-    def resume(self) -> None:
-        self._post("/resume")
-
-    def is_paused(self) -> bool:
-        return self._call("GET", "/is_paused", None, may_be_absent=True).get("is_paused") is True
-
-    def set_version(self, version: str) -> None:
-        self._post("/update_weight_version", {"new_version": version})
-
-    def version(self) -> str:
-        return str(self._call("GET", "/weight_info", None).get("weight_version"))
-
-    def drop_prefixes(self) -> None:
-        if self._post("/reset_prefix_cache").get("success") is not True:
-            raise SyncFailed(f"{self.url} did not empty its prefix cache, which holds what the old weights computed")
-
-    def logprobs(self, ids: Sequence[int]) -> list[float]:
-        asked: JsonObject = {"prompt": list(ids), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        answer = self._post("/v1/completions", asked)
-        try:
-            choices: Any = answer["choices"]
-            pairs = zip(ids[1:], choices[0]["prompt_logprobs"][1:], strict=True)
-            return [float(entry[str(token)]["logprob"]) for token, entry in pairs]
-        except (KeyError, IndexError, TypeError, ValueError):
-            shown = json.dumps(answer)[:TEXT_KEPT]
-            raise SyncFailed(f"{self.url} did not tell the log-probabilities of the probe: {shown}") from None
-
-    def checksums(self) -> dict[str, str] | None:
-        found = self._call("POST", "/weight_checker", {"action": "checksum"}, may_be_absent=True).get("checksums")
-        return {name: str(digest) for name, digest in found.items()} if isinstance(found, dict) else None
-
-    def adapters(self) -> list[str]:
-        listed = self._call("GET", MODELS, None).get("data")
-        return [str(model["id"]) for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
-
-    def load_adapter(self, name: str, folder: Path) -> None:
-        if name not in self.adapters():
-            self._post(LOAD_ADAPTER, {"lora_name": name, "lora_path": str(folder)})
-
-    def unload_adapter(self, name: str) -> None:
-        if name in self.adapters():
-            self._post(UNLOAD_ADAPTER, {"lora_name": name})
-
-    def load_checkpoint(self, folder: Path) -> None:
-        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-
-    def _post(self, path: str, body: JsonObject | None = None) -> JsonObject:
-        return self._call("POST", path, body)
-
-    def _call(self, method: str, path: str, body: JsonObject | None, *, may_be_absent: bool = False) -> JsonObject:
-        content = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-        request = urllib.request.Request(f"{self.url}{path}", content, headers, method=method)
-        what = f"{method} {self.url}{path}"
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as reply:
-                answer = {} if path in (LOAD_ADAPTER, UNLOAD_ADAPTER) else json.loads(reply.read() or b"{}")
-        except urllib.error.HTTPError as refused:
-            if may_be_absent and refused.code == HTTPStatus.NOT_FOUND:
-                return {}
-            text = refused.read().decode(errors="replace")[:TEXT_KEPT]
-            raise SyncFailed(f"{what} answered {refused.code}: {text}{HINTS.get(refused.code, '')}") from None
-        except TimeoutError:
-            raise EngineSilent(f"{what} did not answer within {self._timeout:g} s") from None
-        except (OSError, HTTPException, ValueError) as failure:
-            raise EngineSilent(f"{what}: {failure}") from None
-        return answer if isinstance(answer, dict) else {}
 
 
 async def _ask_for_token(http: EngineHttp, path: str, body: bytes | None) -> bytes | None:

@@ -1,9 +1,10 @@
-"""Builds the gateway's ASGI application from its parts."""
+"""A gateway: its parts joined to one ASGI application, and what runs beside its calls from its start to its end."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -12,13 +13,13 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
 from stepwell.access.route_guard import RouteGuard
 from stepwell.access.route_table import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT
+from stepwell.common.async_calls import running
 from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls, ChannelRouting, DialectContexts
-from stepwell.gateway.background_work import BackgroundWork
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.call_book import CallBook
@@ -77,168 +78,213 @@ class GatewayLimits:
 
 
 DEFAULT_LIMITS = GatewayLimits()
-NO_CHOICE = CallQuota()
+DEFAULT_QUOTA = CallQuota()
 
 
-def create_app(
-    *,
-    pool: PoolClient,
-    engines: EngineFleet,
-    watch: Callable[[], Coroutine[Any, Any, None]] | None = None,
-    discoveries: Sequence[EngineDiscovery] = (),
-    tokenizer: BackgroundTokenizer,
-    rewards: RewardScorer | None,
-    prompt_length: int,
-    response_length: int,
-    keys: AccessKeys,
-    audit: AuditLog | None = None,
-    spool: Spool | None = None,
-    is_durable: bool = False,
-    atropos: MountedApp | None = None,
-    sampling: Mapping[str, SamplingPolicy] = MappingProxyType({}),
-    link: LinkClient | None = None,
-    answers_unchecked: bool = True,
-    trained_model: str = "",
-    other_models: Sequence[str] = (),
-    marked_side_calls: Collection[str] = (),
-    bridge: ThinkingPolicy | None = None,
-    session_sample: float = 1.0,
-    rules: RequestRules = NO_MORE,
-    quota: CallQuota = NO_CHOICE,
-    redactor: Redactor | None = None,
-    hosts: ServedHosts | None = LOOPBACK_HOSTS,
-    dialects: Sequence[Dialect] = DIALECTS,
-    limits: GatewayLimits = DEFAULT_LIMITS,
-) -> GatewayAsgi:
-    """`sampling` is by channel; AS_ASKED for others. Agents may name `trained_model` and `other_models` only.
-    In the channels `marked_side_calls`, the text of a prompt makes no side call.
+@dataclass(eq=False, kw_only=True)
+class GatewayApp:
+    """What a gateway is made of, and what its operator has chosen. `asgi()` is the application."""
 
-    `watch` keeps the states of the engines up to date in place of their own. With `answers_unchecked`, calls are
-    answered also while the pool cannot be asked for their trajectory. `session_sample` is the share of
-    sessions that are recorded. Without `bridge`, engines render every prompt. The redactor masks steps before they are
-    stored. `hosts` are the names by which it may be asked; None: any.
-    """
-    metrics, traces = GatewayMetrics(), tracing.start()
-    left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md and --redact in docs/privacy.md")
-    engines.share(pool)
-    ids = SessionIds(keys.secrets(SESSION_IDS), session_sample)
-    resolver = CallResolver(pool, ids, answers_unchecked=answers_unchecked, ask_timeout=limits.ask_timeout)
-    confirmer = VersionConfirmer(engines)
-    book = CallBook(pool)
-    outbox = Outbox(
-        pool,
-        on_refused=resolver.drop,
-        calls=book,
-        confirmer=confirmer,
-        spool=spool,
-        confirm_timeout=limits.confirm_timeout,
-    )
-    readiness = ReadinessCheck(pool, engines, tokenizer, rewards, redactor)
-    steps = StepBuilder(
-        outbox=outbox,
-        confirmer=confirmer,
-        tokenizer=tokenizer,
-        metrics=metrics,
-        prompt_length=prompt_length,
-        trained_model=trained_model,
-        is_durable=is_durable,
-        redactor=redactor,
-    )
-    bridges = None
-    if bridge is not None:
-        bridges = Bridge(engines=engines, pool=pool, thinking=bridge, render_timeout=limits.render_timeout)
-    keep_alives = KeepAlives(limits.keep_alive_seconds)
-    answers = EngineAnswers(
-        pool=pool,
-        engines=engines,
-        resolver=resolver,
-        steps=steps,
-        book=book,
-        metrics=metrics,
-        left_out=left_out,
-        keep_alives=keep_alives,
-        bridge=bridges,
-    )
-    contexts = DialectContexts(
-        around=DialectContext(response_length, seal=StepSeal(keys), rules=rules),
-        sampling=sampling,
-        trained_model=lambda: trained_model or engines.model,
-        other_models=other_models,
-    )
-    calls = AgentCalls(
-        resolver=resolver,
-        contexts=contexts,
-        channels=ChannelRouting(pool, engines.hold),
-        answers=answers,
-        metrics=metrics,
-        tracing=traces,
-        marked_side_calls=frozenset(marked_side_calls),
-        max_in_flight=limits.max_in_flight,
-        quotas=CallQuotas(quota),
-    )
+    pool: PoolClient
+    link: LinkClient | None = None
+    answers_unchecked: bool = True
+    """Calls are answered also while the pool cannot be asked for their trajectory."""
 
-    def drop_turns(trajectory_uid: str) -> None:
-        answers.stored.drop(trajectory_uid)
-        if bridges is not None:
-            bridges.turns.drop(trajectory_uid)
+    engines: EngineFleet
+    watch: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Keeps the states of the engines up to date in place of their own watch."""
+    discoveries: Sequence[EngineDiscovery] = ()
+    bridge: ThinkingPolicy | None = None
+    """None: engines render every prompt."""
 
-    resolver.on_drop = drop_turns
-    register_readings(metrics, calls, engines, outbox, spool)
-    register_pool_readings(metrics, resolver, link)
-    lifecycle = TrajectoryLifecycle(pool, outbox, resolver, keys, calls.quotas, metrics)
+    keys: AccessKeys
+    audit: AuditLog | None = None
+    hosts: ServedHosts | None = LOOPBACK_HOSTS
+    """The names by which the gateway may be asked; None: any."""
+    quota: CallQuota = DEFAULT_QUOTA
+    rules: RequestRules = NO_MORE
+    dialects: Sequence[Dialect] = DIALECTS
 
-    work = BackgroundWork(
-        pool=pool,
-        engines=engines,
-        watch=watch,
-        discoveries=discoveries,
-        tokenizer=tokenizer,
-        calls=book,
-        outbox=outbox,
-        lifecycle=lifecycle,
-        readiness=readiness,
-        resolver=resolver,
-        keep_alives=keep_alives,
-        metrics=metrics,
-        traces=traces,
-        spool=spool,
-        redactor=redactor,
-        atropos=atropos,
-        drain_timeout=limits.drain_timeout,
-    )
-    app = FastAPI(
-        title="Stepwell gateway",
-        lifespan=work.running,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
-    error_responses.install(app)
-    app.include_router(operator_router(engines, readiness, metrics))
-    app.add_middleware(FastRoutes, lifecycle)
-    app.include_router(opening_router(lifecycle, pool, engines))
-    app.include_router(
-        whitebox_router(
-            pool,
-            engines,
-            tokenizer,
-            rewards,
-            metrics,
-            left_out,
-            steps.redact_submitted,
-            prompt_length=prompt_length,
-            response_length=response_length,
-            trained_model=trained_model,
+    prompt_length: int
+    response_length: int
+    sampling: Mapping[str, SamplingPolicy] = field(default_factory=dict)
+    """By channel; calls of others are sampled as asked."""
+    trained_model: str = ""
+    other_models: Sequence[str] = ()
+    """Agents may name the trained model and these only."""
+
+    marked_side_calls: Collection[str] = ()
+    """Channels in which the text of a prompt makes no side call."""
+    session_sample: float = 1.0
+    """The share of sessions that are recorded."""
+    redactor: Redactor | None = None
+    """Masks steps before they are stored."""
+    spool: Spool | None = None
+    is_durable: bool = False
+    """Answers end only after the pool has confirmed their steps."""
+
+    tokenizer: BackgroundTokenizer
+    rewards: RewardScorer | None
+    atropos: MountedApp | None = None
+    limits: GatewayLimits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        self._metrics, self._traces = GatewayMetrics(), tracing.start()
+        self._left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md and --redact in docs/privacy.md")
+        self._keep_alives = KeepAlives(self.limits.keep_alive_seconds)
+        self._book = CallBook(self.pool)
+        self.engines.share(self.pool)
+        ids = SessionIds(self.keys.secrets(SESSION_IDS), self.session_sample)
+        self._resolver = CallResolver(
+            self.pool, ids, answers_unchecked=self.answers_unchecked, ask_timeout=self.limits.ask_timeout
         )
-    )
-    below = trajectory_router(lifecycle, engines)
-    for prefix in BELOW_A_TRAJECTORY:
-        app.include_router(below, prefix=TRAJECTORY_ROOT + prefix, include_in_schema=prefix == "/v1")
+        self._steps = self._recording()
+        self._outbox = self._steps.outbox
+        self._calls = self._agent_calls()
+        self._resolver.on_drop = self._calls.answers.drop_turns
+        self._lifecycle = TrajectoryLifecycle(
+            self.pool, self._outbox, self._resolver, self.keys, self._calls.quotas, self._metrics
+        )
+        self._readiness = ReadinessCheck(self.pool, self.engines, self.tokenizer, self.rewards, self.redactor)
+        register_readings(self._metrics, self._calls, self.engines, self._outbox, self.spool)
+        register_pool_readings(self._metrics, self._resolver, self.link)
 
-    @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        return Response(openapi_document(app.openapi(), dialects), media_type=error_responses.JSON)
+    def asgi(self) -> GatewayAsgi:
+        access = AccessCheck(RouteGuard(self.keys, self.audit), access_table(self.dialects))
+        routed, cross_site = self._routed(), CrossSiteCheck(self.hosts)
+        return GatewayAsgi(routed, self._calls, access, self.dialects, self.atropos, cross_site=cross_site)
 
-    access = AccessCheck(RouteGuard(keys, audit), access_table(dialects))
-    return GatewayAsgi(app, calls, access, dialects, atropos, cross_site=CrossSiteCheck(hosts))
+    # -- what answers and records agents' calls ------------------------------------------------------------------------
+
+    def _recording(self) -> StepBuilder:
+        confirmer = VersionConfirmer(self.engines)
+        outbox = Outbox(
+            self.pool,
+            on_refused=self._resolver.drop,
+            calls=self._book,
+            confirmer=confirmer,
+            spool=self.spool,
+            confirm_timeout=self.limits.confirm_timeout,
+        )
+        return StepBuilder(
+            outbox=outbox,
+            confirmer=confirmer,
+            tokenizer=self.tokenizer,
+            metrics=self._metrics,
+            prompt_length=self.prompt_length,
+            trained_model=self.trained_model,
+            is_durable=self.is_durable,
+            redactor=self.redactor,
+        )
+
+    def _agent_calls(self) -> AgentCalls:
+        contexts = DialectContexts(
+            around=DialectContext(self.response_length, seal=StepSeal(self.keys), rules=self.rules),
+            sampling=self.sampling,
+            trained_model=lambda: self.trained_model or self.engines.model,
+            other_models=self.other_models,
+        )
+        return AgentCalls(
+            resolver=self._resolver,
+            contexts=contexts,
+            channels=ChannelRouting(self.pool, self.engines.hold),
+            answers=self._engine_answers(),
+            metrics=self._metrics,
+            tracing=self._traces,
+            marked_side_calls=frozenset(self.marked_side_calls),
+            max_in_flight=self.limits.max_in_flight,
+            quotas=CallQuotas(self.quota),
+        )
+
+    def _engine_answers(self) -> EngineAnswers:
+        bridge, timeout = None, self.limits.render_timeout
+        if self.bridge is not None:
+            bridge = Bridge(engines=self.engines, pool=self.pool, thinking=self.bridge, render_timeout=timeout)
+        return EngineAnswers(
+            pool=self.pool,
+            engines=self.engines,
+            resolver=self._resolver,
+            steps=self._steps,
+            book=self._book,
+            metrics=self._metrics,
+            left_out=self._left_out,
+            keep_alives=self._keep_alives,
+            bridge=bridge,
+        )
+
+    # -- the routes that are not agents' calls -------------------------------------------------------------------------
+
+    def _routed(self) -> FastAPI:
+        app = FastAPI(
+            title="Stepwell gateway",
+            lifespan=self._running,
+            docs_url=None,
+            redoc_url=None,
+            openapi_url=None,
+            redirect_slashes=False,
+        )
+        error_responses.install(app)
+        app.include_router(operator_router(self.engines, self._readiness, self._metrics))
+        app.add_middleware(FastRoutes, self._lifecycle)
+        app.include_router(opening_router(self._lifecycle, self.pool, self.engines))
+        app.include_router(
+            whitebox_router(
+                self.pool,
+                self.engines,
+                self.tokenizer,
+                self.rewards,
+                self._metrics,
+                self._left_out,
+                self._steps.redact_submitted,
+                prompt_length=self.prompt_length,
+                response_length=self.response_length,
+                trained_model=self.trained_model,
+            )
+        )
+        below = trajectory_router(self._lifecycle, self.engines)
+        for prefix in BELOW_A_TRAJECTORY:
+            app.include_router(below, prefix=TRAJECTORY_ROOT + prefix, include_in_schema=prefix == "/v1")
+
+        @app.get("/openapi.json", include_in_schema=False)
+        async def openapi() -> Response:
+            return Response(openapi_document(app.openapi(), self.dialects), media_type=error_responses.JSON)
+
+        return app
+
+    # -- what runs beside the calls ------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _running(self, _: object) -> AsyncIterator[None]:
+        """Open while the gateway serves. At the end the last steps are delivered."""
+        self.tokenizer.start()
+        try:
+            async with (
+                self.engines,
+                running(*self._works()),
+                self.atropos.running() if self.atropos else nullcontext(),
+            ):
+                yield
+                await self._outbox.drain(self.limits.drain_timeout)
+                if not self._outbox.waiting:
+                    await self.pool.stop_serving()
+        finally:
+            if self._traces is not None:
+                await self._traces.close()
+            if self.spool is not None:
+                self.spool.close()
+
+    def _works(self) -> list[Coroutine[Any, Any, None]]:
+        spooled_by = self.spool.gateway if self.spool is not None else ""
+        return [
+            (self.watch or self.engines.watch)(),
+            self.engines.follow(),
+            *(one.run() for one in self.discoveries),
+            self._outbox.run(),
+            self.pool.follow(),
+            self.pool.follow_flushes(self._lifecycle.flush, self._book.held, spooled_by),
+            self._readiness.announce(),
+            self._resolver.run(),
+            self._keep_alives.run(),
+            self._metrics.watch_loop(),
+            *((self.redactor.run(),) if self.redactor is not None else ()),
+        ]

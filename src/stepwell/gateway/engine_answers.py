@@ -66,6 +66,11 @@ class EngineAnswers:
         self.continuation = Continuation(self.engines)
         self.stored = StoredConversations(self.pool, self.steps.outbox)
 
+    def drop_turns(self, trajectory_uid: str) -> None:
+        self.stored.drop(trajectory_uid)
+        if self.bridge is not None:
+            self.bridge.turns.drop(trajectory_uid)
+
     async def answer(self, flight: CallInFlight) -> None:
         call, writer = flight.call, flight.writer
         if call.stream:

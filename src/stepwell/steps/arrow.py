@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
-from stepwell.steps.columns import DTYPES, Columns, cut, make_columns, pack_values, packed_column, stack
+from stepwell.steps.columns import Columns, cut, make_columns, pack_values, packed_column, stack
 from stepwell.steps.groups import StepGroup, with_sorted_metadata
 from stepwell.steps.layout import offsets, parts_of, run_lengths, sums
 from stepwell.steps.schema import (
@@ -29,6 +29,7 @@ from stepwell.steps.schema import (
     Column,
     ColumnKind,
 )
+from stepwell.steps.sent_columns import DTYPES
 from stepwell.steps.step import BoolArray, IntArray, VersionSpan, ids_array
 
 if TYPE_CHECKING:

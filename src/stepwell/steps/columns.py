@@ -9,11 +9,9 @@ A message of packed steps costs little more than its bytes; a list of Python int
   whole prompts are put together when `tokens` is first read.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache, partial
 from itertools import accumulate, chain, pairwise
 from operator import attrgetter
 from types import NoneType
@@ -25,47 +23,32 @@ from numpy.typing import NDArray
 from stepwell.common.message_format import FORMAT, OWN_FORMS, OwnForm, incompatible, message, sent
 from stepwell.steps.layout import IndexArray, offsets, sums
 from stepwell.steps.sampling import read_temperature
-from stepwell.steps.schema import CARRIED, REQUIRED, SCALAR_COLUMNS, Column, ColumnKind, Storage
+from stepwell.steps.schema import CARRIED, REQUIRED, SCALAR_COLUMNS, Column, Storage
+from stepwell.steps.sent_columns import (
+    DTYPES,
+    KINDS,
+    LAYOUT,
+    LISTS,
+    SHORT,
+    SPAN,
+    TEXTS,
+    check_arrays,
+    checked_shared,
+    exact_json,
+    joined_texts,
+    read_json,
+    read_short,
+    read_spans,
+    read_stored,
+    read_texts,
+    stored_values,
+)
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
 
 D = TypeVar("D", bound=np.generic)
 
-DTYPES: dict[ColumnKind, type[np.generic]] = {
-    ColumnKind.INT32: np.int32,
-    ColumnKind.INT64: np.int64,
-    ColumnKind.FLOAT64: np.float64,
-    ColumnKind.FLAG: np.bool_,
-}
-"""The kinds that are packed into arrays. All others are lists."""
-LIST_CLASSES: dict[ColumnKind, frozenset[type]] = {
-    ColumnKind.TEXT: frozenset((str,)),
-    ColumnKind.GRADE: frozenset((str,)),
-    ColumnKind.OPTIONAL_TEXT: frozenset((str, NoneType)),
-    ColumnKind.OBJECT: frozenset((dict,)),
-}
-LISTS = {column.packed: LIST_CLASSES[column.kind] for column in SCALAR_COLUMNS if column.kind in LIST_CLASSES}
-"""The lists that are sent as JSON, with the classes that their values have there."""
-TEXTS = tuple(name for name, classes in LISTS.items() if classes == {str})
-END = "\0"
-"""Between texts that are sent end to end."""
-SPAN = np.dtype("<i8")
-"""The dtype of the three numbers of a VersionSpan."""
-ALIKE = "*"
-"""What follows the name of a column whose texts are all the same."""
-SHORT = sorted(
-    [
-        *((column.packed, np.dtype(DTYPES[column.kind])) for column in SCALAR_COLUMNS if column.kind in DTYPES),
-        *((name, np.dtype(np.int32)) for name in ("prompt_lengths_S", "response_lengths_S", "span_counts_S")),
-    ],
-    key=lambda named: -named[1].itemsize,  # so that all are aligned
-)
-"""The arrays with one number for each step."""
-LAYOUT = ",".join(f"{name}:{dtype.str}" for name, dtype in SHORT)
-KINDS = {"i": "iu", "f": "f", "b": "b"}
 GRADE_OF = {grade.value: grade for grade in Exactness}
 NO_BASE = -1
-LENGTH = 4
-"""Bytes at the start of packed steps that give the length of the header."""
 
 
 @message
@@ -229,7 +212,7 @@ def to_message(columns: Columns) -> dict[str, Any]:
     values = sent_values(columns)
     values["exactness"] = [grade.value for grade in columns.exactness]
     with suppress(TypeError):
-        values |= _joined_texts({name: values[name] for name in TEXTS}, len(columns))
+        values |= joined_texts({name: values[name] for name in TEXTS}, len(columns))
     lists = {name: values.pop(name) for name in LISTS}
     if "texts" in values:
         lists = {name: of_steps for name, of_steps in lists.items() if name not in TEXTS}
@@ -239,147 +222,37 @@ def to_message(columns: Columns) -> dict[str, Any]:
     if all(values[name].dtype == dtype for name, dtype in SHORT):
         values["short"] = b"".join([values.pop(name).tobytes() for name, _ in SHORT])
         values["layout"] = LAYOUT
-    return values | {"count": len(columns), "lists": _exact_json(lists)}
+    return values | {"count": len(columns), "lists": exact_json(lists)}
 
 
 def from_message(values: dict[str, Any]) -> Columns:
     """Reads columns of another process, which may send anything. ValueError, KeyError or TypeError if they do not fit
     together."""
-    count, lists = values["count"], _read_json(values["lists"])
+    count, lists = values["count"], read_json(values["lists"])
     if type(values.get("bases")) not in (PrefixLinks, NoneType) or type(values.get("sent_at")) not in (float, NoneType):
         raise TypeError("bases, sent_at")
     if type(count) is not int or count < 0:
         raise TypeError("count")
     if "short" in values:
-        values = values | _read_short(values["short"], values["layout"], count)
+        values = values | read_short(values["short"], values["layout"], count)
     else:
-        _check_arrays(values, [(name, KINDS[dtype.kind]) for name, dtype in SHORT], count)
+        check_arrays(values, [(name, KINDS[dtype.kind]) for name, dtype in SHORT], count)
     for name, column in lists.items():
         if name in LISTS and (len(column) != count or not LISTS[name].issuperset(map(type, column))):
             raise TypeError(name)
     values = values | lists
     if "texts" in values:
-        values |= _read_texts(values["texts"], values["text_names"].split(","), count)
+        values |= read_texts(values["texts"], values["text_names"].split(","), count)
     values["exactness"] = [GRADE_OF[grade] for grade in values["exactness"]]
-    values["version_spans"] = _read_spans(values["span_counts_S"].tolist(), values["spans"])
+    values["version_spans"] = read_spans(values["span_counts_S"].tolist(), values["spans"])
     columns = make_columns(count, values)
     prompts, responses = columns.prompt_lengths_S.tolist(), columns.response_lengths_S.tolist()
     if min(prompts, default=0) < 0 or min(responses, default=0) < 0:
         raise ValueError("lengths")
-    shared = 0 if columns.bases is None else _checked_shared(columns.bases, columns.lengths_S)
-    _check_arrays(values, [("tokens", "iu")], sum(prompts) + sum(responses) - shared)
-    _check_arrays(values, [("logprobs", "f"), ("mask", "b")], sum(responses))
+    shared = 0 if columns.bases is None else checked_shared(*columns.bases, columns.lengths_S)
+    check_arrays(values, [("tokens", "iu")], sum(prompts) + sum(responses) - shared)
+    check_arrays(values, [("logprobs", "f"), ("mask", "b")], sum(responses))
     return columns
-
-
-def _joined_texts(texts: Mapping[str, list[str]], count: int) -> dict[str, str]:
-    """All end to end; once only, where all of a column are alike. Empty if a text has END in it."""
-    names, parts = [], []
-    for name, column in texts.items():
-        is_alike = count > 1 and column.count(column[0]) == count
-        names.append(name + ALIKE if is_alike else name)
-        parts.append(column[:1] if is_alike else column)
-    joined = END.join(chain.from_iterable(parts))
-    is_exact = joined.count(END) == max(0, sum(map(len, parts)) - 1)
-    return {"texts": joined, "text_names": ",".join(names)} if is_exact else {}
-
-
-def _read_spans(counts: list[int], spans: Any) -> list[tuple[VersionSpan, ...]]:
-    ends = [0, *accumulate(counts)]
-    numbers = np.frombuffer(spans, SPAN).tolist()
-    if len(numbers) != 3 * ends[-1]:
-        raise ValueError("spans")
-    made = [*map(partial(tuple.__new__, VersionSpan), zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))]
-    if set(counts) == {1}:  # as most engines report them
-        return [*zip(made)]
-    return [tuple(made[start:end]) for start, end in pairwise(ends)]
-
-
-def _read_texts(joined: Any, names: list[str], count: int) -> dict[str, list[str]]:
-    """Reads texts that are parts of one text, so nothing else than texts can be among them."""
-    texts, at, columns = joined.split(END) if count else [], 0, {}
-    for name in names:
-        size = 1 if name.endswith(ALIKE) else count
-        columns[name.removesuffix(ALIKE)] = texts[at : at + size] * (count // size if count else 1)
-        at += size
-    if at != len(texts):
-        raise ValueError("texts")
-    return {name: column for name, column in columns.items() if name in TEXTS}
-
-
-def _read_short(short: Any, layout: Any, count: int) -> dict[str, Any]:
-    if type(short) is not bytes or type(layout) is not str:
-        raise TypeError("short")
-    arrays, start = {}, 0
-    for name, dtype in _short_columns(layout):
-        arrays[name] = np.ndarray((count,), dtype, short, start)
-        start += count * dtype.itemsize
-    if start != len(short):
-        raise ValueError("short")
-    return arrays
-
-
-@lru_cache(maxsize=64)
-def _short_columns(layout: str) -> list[tuple[str, "np.dtype[Any]"]]:
-    """The dtypes of the short columns; those of another release may be others. No column gets a dtype that it does not
-    have here."""
-    sent_columns = [(name, np.dtype(code)) for name, _, code in (part.partition(":") for part in layout.split(","))]
-    known = dict(SHORT)
-    if any(dtype.kind not in "iufb" or known.get(name, dtype) != dtype for name, dtype in sent_columns):
-        raise TypeError("layout")
-    if lacking := {"prompt_lengths_S", "response_lengths_S", "span_counts_S"} - {name for name, _ in sent_columns}:
-        raise KeyError(*lacking)
-    return sent_columns
-
-
-def _check_arrays(values: Mapping[str, Any], kinds: Sequence[tuple[str, str]], count: int) -> None:
-    for name, of_dtype in kinds:
-        array = values[name]
-        if type(array) is not np.ndarray or array.shape != (count,) or array.dtype.kind not in of_dtype:
-            raise TypeError(name)
-
-
-def _exact_json(lists: dict[str, list[Any]]) -> bytes | str | dict[str, list[Any]]:
-    """The lists as bytes, if orjson leaves out nothing: it writes NaN as null, and takes no integer beyond 64 bits. The
-    lists as they are, if they are no JSON."""
-    import orjson
-
-    with suppress(TypeError):
-        raw = orjson.dumps(lists, option=orjson.OPT_PASSTHROUGH_SUBCLASS)
-        if raw.count(b"null") == sum(map(_nones, lists.values())):
-            return raw
-    try:
-        return json.dumps(lists)
-    except TypeError:
-        return lists
-
-
-def _nones(values: list[Any]) -> int:
-    """How often None is in the list, or in the objects of which it consists."""
-    if not values or type(values[0]) is not dict:
-        return values.count(None)
-    return [*chain.from_iterable(map(dict.values, values))].count(None)
-
-
-def _read_json(raw: Any) -> dict[str, Any]:
-    """What orjson has written it can read; it reads other integers beyond 64 bits as floats."""
-    import orjson
-
-    value = raw if type(raw) is dict else orjson.loads(raw) if type(raw) is bytes else json.loads(raw)
-    if type(value) is not dict or not {list}.issuperset(map(type, value.values())):
-        raise TypeError("JSON")
-    return value
-
-
-def _checked_shared(bases: PrefixLinks, lengths_S: IndexArray) -> int:
-    """The sum of `shared_S`, if every base is an earlier row that has as many tokens."""
-    count = len(lengths_S)
-    _check_arrays(bases._asdict(), [(name, "iu") for name in bases._fields], count)
-    base_S, shared_S = bases
-    most_S = np.where(base_S < 0, 0, np.minimum(lengths_S, lengths_S[np.clip(base_S, 0, None)])) if count else shared_S
-    if not ((base_S >= NO_BASE) & (base_S < np.arange(count)) & (shared_S >= 0) & (shared_S <= most_S)).all():
-        raise ValueError("bases")
-    return int(shared_S.sum(dtype=np.int64))
 
 
 OWN_FORMS[Columns] = OwnForm(to_message, from_message)
@@ -495,45 +368,20 @@ def stack(parts: Sequence[Columns]) -> Columns:
 
 
 def to_bytes(steps: Sequence[Step]) -> bytes:
-    """A JSON header with all lists and the layout, then the arrays end to end."""
     columns = pack(steps)
-    values = {name: getattr(columns, name) for name in ("tokens", "logprobs", "mask", *PER_STEP)} | dict(
-        columns.carried
-    )
-    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-    lists = {name: value for name, value in values.items() if name not in arrays}
-    layout = {name: [array.dtype.str, len(array)] for name, array in arrays.items()}
-    header = _dump({"lists": lists, "layout": layout})
-    return b"".join((len(header).to_bytes(LENGTH), header, *(array.tobytes() for array in arrays.values())))
+    values = {name: getattr(columns, name) for name in ("tokens", "logprobs", "mask", *PER_STEP)}
+    return stored_values(values | dict(columns.carried))
 
 
 def from_bytes(packed: bytes) -> list[Step]:
     """The steps; a column that an older version did not write has its default. ValueError for other bytes."""
     try:
-        return unpack(_read_columns(packed), copy=True)
+        values = read_stored(packed)
+        values["exactness"] = [Exactness(grade) for grade in values["exactness"]]
+        values["version_spans"] = [tuple(VersionSpan(*span) for span in spans) for spans in values["version_spans"]]
+        return unpack(make_columns(len(values["uids"]), values), copy=True)
     except (KeyError, TypeError) as failure:
         raise ValueError(f"these are no packed steps of this version: {failure!r}") from None
-
-
-def _read_columns(packed: bytes) -> Columns:
-    start = LENGTH + int.from_bytes(packed[:LENGTH])
-    header = json.loads(packed[LENGTH:start])  # orjson reads integers beyond 64 bits as floats
-    values: dict[str, Any] = header["lists"]
-    for name, (dtype, length) in header["layout"].items():
-        values[name] = np.frombuffer(packed, dtype, length, start)
-        start += values[name].nbytes
-    values["exactness"] = [Exactness(grade) for grade in values["exactness"]]
-    values["version_spans"] = [tuple(VersionSpan(*span) for span in spans) for spans in values["version_spans"]]
-    return make_columns(len(values["uids"]), values)
-
-
-def _dump(value: object) -> bytes:
-    import orjson  # a trainer's environment needs numpy alone to read a batch
-
-    try:
-        return orjson.dumps(value, default=list)  # orjson does not know named tuples
-    except TypeError:  # an integer beyond 64 bits, for example
-        return json.dumps(value).encode()
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

@@ -1,11 +1,15 @@
-"""The outcome of a live run: from the users' turns, the guard's decisions and the pool's snapshots of all sessions."""
+"""The outcome of a live run, and its picture: from the users' turns, the guard's decisions and the pool's snapshots of
+all sessions."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from stepwell.demo.live.turns import UserTurn, acceptance, failures, recent_acceptance, running_acceptance
+from stepwell.demo.chart import picture
+from stepwell.demo.live.turns import WINDOW, UserTurn, acceptance, failures, recent_acceptance, running_acceptance
 from stepwell.pool.api.policy import PolicyAction, PolicyDecision
 from stepwell.pool.api.watching import TrajectorySnapshot
 
@@ -21,24 +25,26 @@ class PoisonedUpdate:
     """Seconds after the start of the run; None if no session got it."""
     rolled_back_at: float | None = None
     """The same; None if it was not rolled back."""
+    seconds: float | None = None
+    """From the start of its canary to its rollback."""
     promoted: bool = False
     sessions: int = 0
     """Sessions of which it said something."""
     share: float = 0.0
     """The same as a share of all sessions."""
     reason: str = ""
-    """Of the last decision about it."""
+    """The reason of the last decision about it."""
 
-    @property
-    def seconds(self) -> float | None:
-        """From the start of its canary to its rollback."""
-        if self.canary_at is None or self.rolled_back_at is None:
-            return None
-        return self.rolled_back_at - self.canary_at
+    def text(self) -> str:
+        served = f"and served {self.sessions} sessions ({self.share:.1%})"
+        if self.seconds is None:
+            return f"the poisoned version {self.version} was not rolled back, {served}"
+        return f"the poisoned version {self.version} was rolled back after {self.seconds:.1f} s, {served}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveOutcome:
+    task: str = "live"
     seed: int
     updates: int
     seconds: float
@@ -69,22 +75,10 @@ class LiveOutcome:
             f"{self.sessions} sessions, {self.replies} replies, {self.thumbs} thumbs, "
             f"{sum(self.failed_calls.values())} failed calls",
         ]
-        return "; ".join((*lines, self._poison_text()))
+        return "; ".join((*lines, "no update was poisoned" if self.poisoned is None else self.poisoned.text()))
 
     def write(self, path: Path) -> None:
-        poisoned = self.poisoned and {**asdict(self.poisoned), "seconds": self.poisoned.seconds}
-        path.write_text(json.dumps({"task": "live", **asdict(self), "poisoned": poisoned}, indent=2) + "\n")
-
-    def _poison_text(self) -> str:
-        update = self.poisoned
-        if update is None:
-            return "no update was poisoned"
-        served = f"{update.sessions} sessions ({update.share:.1%})"
-        if update.seconds is None:
-            return f"the poisoned version {update.version} was not rolled back, and served {served}"
-        return (
-            f"the poisoned version {update.version} was rolled back after {update.seconds:.1f} s, and served {served}"
-        )
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,52 +94,60 @@ class LiveRecord:
     """The version that was spoiled."""
 
     def outcome(self, *, seed: int, updates: int, seconds: float) -> LiveOutcome:
+        promotions = [decision.at for decision in self.decisions if decision.action == "promote"]
+        promoted_at = promotions[1] if len(promotions) > 1 else None  # the first version is promoted before users come
         return LiveOutcome(
             seed=seed,
             updates=updates,
             seconds=seconds,
-            start=acceptance(self._before_first_promotion()),
+            start=acceptance(turn for turn in self.turns if promoted_at is None or turn.at < promoted_at),
             end=recent_acceptance(self.turns),
             goal_at=next((at - self.began_at for at, mean in running_acceptance(self.turns) if mean >= GOAL), None),
             sessions=len({turn.session for turn in self.turns}),
             replies=sum(not turn.failure for turn in self.turns),
             thumbs=sum(turn.thumb for turn in self.turns),
             failed_calls=dict(failures(self.turns)),
-            decisions=self._actions(),
+            decisions=dict(sorted(Counter(decision.action for decision in self.decisions).items())),
             poisoned=None if self.poisoned is None else self._poisoned_update(self.poisoned),
         )
 
-    def _before_first_promotion(self) -> Iterable[UserTurn]:
-        promotions = [decision.at for decision in self.decisions if decision.action == "promote"]
-        promoted_at = promotions[1] if len(promotions) > 1 else None  # the first version is promoted before users come
-        return (turn for turn in self.turns if promoted_at is None or turn.at < promoted_at)
-
-    def _actions(self) -> dict[str, int]:
-        actions = [decision.action for decision in self.decisions]
-        return {action: actions.count(action) for action in sorted(set(actions))}
+    def write_picture(self, title: str, path: Path) -> None:
+        """Acceptance over time, with the versions' promotions and rollbacks."""
+        points = running_acceptance(self.turns)
+        promoted = [decision.at - self.began_at for decision in self.decisions if decision.action == "promote"]
+        with picture(title, "seconds", "acceptance by users", path) as axes:
+            seconds, means = [at - self.began_at for at, _ in points], [mean for _, mean in points]
+            axes.plot(seconds, means, color="tab:blue", label=f"of the last {WINDOW} replies")
+            axes.axhline(GOAL, color="grey", linewidth=0.8, linestyle="--")
+            axes.plot(promoted, [0.02] * len(promoted), "|", color="tab:green", markersize=10, label="version promoted")
+            self._mark_rollbacks(axes)
 
     def _poisoned_update(self, version: int) -> PoisonedUpdate:
-        at = {d.action: d.at for d in self.decisions if d.version == version}
-        reasons = [d.reason for d in self.decisions if d.version == version]
-        sessions = [session_of(snapshot) for snapshot in self.snapshots]
-        served = {session_of(snapshot) for snapshot in self.snapshots if _is_served_by(snapshot, version, at)}
+        decisions = [decision for decision in self.decisions if decision.version == version]
+        at = {decision.action: decision.at for decision in decisions}
+        canary_at, rolled_back_at = at.get("canary"), at.get("rollback")
+        served = [snapshot for snapshot in self.snapshots if _is_served_by(snapshot, version, at)]
+        sessions, of_it = ({snapshot.prompt_uid for snapshot in each} for each in (self.snapshots, served))
         return PoisonedUpdate(
             version=version,
-            canary_at=self._since_start(at.get("canary")),
-            rolled_back_at=self._since_start(at.get("rollback")),
+            canary_at=None if canary_at is None else canary_at - self.began_at,
+            rolled_back_at=None if rolled_back_at is None else rolled_back_at - self.began_at,
+            seconds=None if canary_at is None or rolled_back_at is None else rolled_back_at - canary_at,
             promoted="promote" in at,
-            sessions=len(served),
-            share=len(served) / max(1, len(set(sessions))),
-            reason=reasons[-1] if reasons else "",
+            sessions=len(of_it),
+            share=len(of_it) / max(1, len(sessions)),
+            reason=decisions[-1].reason if decisions else "",
         )
 
-    def _since_start(self, at: float | None) -> float | None:
-        return None if at is None else at - self.began_at
-
-
-def session_of(snapshot: TrajectorySnapshot) -> str:
-    """All trajectories of a session have the same prompt_uid."""
-    return snapshot.prompt_uid
+    def _mark_rollbacks(self, axes: Any) -> None:
+        canaries = {decision.version: decision.at for decision in self.decisions if decision.action == "canary"}
+        label: str | None = "canary rolled back"
+        for decision in self.decisions:
+            if decision.action == "rollback":
+                began, ended = (at - self.began_at for at in (canaries.get(decision.version, decision.at), decision.at))
+                axes.axvspan(began, ended, color="tab:red", alpha=0.3, label=label)
+                axes.annotate(f"v{decision.version}", (ended, 0.1), color="tab:red", fontsize=8)
+                label = None
 
 
 def shown(share: float | None) -> str:

@@ -3,7 +3,7 @@
     python -m stepwell.demo.live.live_service ORDERS
 
 It follows `talk` (users come, until `stop`) and `stop` (no more users come; it waits for those who are here). See
-following.py.
+agent_process.py.
 
 - The service opens a session for each conversation, calls the model with an OpenAI client, and never says that a
   session has ended.
@@ -15,14 +15,14 @@ import random
 import secrets
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepwell import logs
-from stepwell.demo.agent_process import Orders
-from stepwell.demo.following import follow, sdk_client
-from stepwell.demo.live.turns import TurnWriter, UserTurn
+from stepwell.demo.agent_process import Orders, follow, sdk_client
+from stepwell.demo.live.turns import UserTurn, write_turn
 from stepwell.demo.live.users import SimulatedUser
 
 if TYPE_CHECKING:
@@ -33,14 +33,6 @@ LONGEST_REPLY = 5
 """Tokens."""
 THINKING = 0.2
 """Mean seconds between a reply and what its user does next."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveOrders(Orders):
-    turns: str
-    """File of the turns."""
-    concurrency: int = 32
-    """Users at a time."""
 
 
 class UserConversation:
@@ -78,11 +70,11 @@ class UserConversation:
 
 class LiveService:
     def __init__(
-        self, client: "AsyncOpenAI", orders: LiveOrders, writer: TurnWriter, thinking: float = THINKING
+        self, client: "AsyncOpenAI", orders: Orders, write: Callable[[UserTurn], None], thinking: float = THINKING
     ) -> None:
         self._client = client
         self._rng = random.Random(orders.seed)
-        self._writer = writer
+        self._write = write
         self._thinking = thinking
         self._places = orders.concurrency
         self._is_open = False
@@ -118,12 +110,10 @@ class LiveService:
                 if reaction.thumb is not None:
                     await conversation.press_thumb(up=reaction.thumb)
             except Exception as failure:  # noqa: BLE001 - every cause is counted
-                self._writer.write(UserTurn(at=time.time(), session=conversation.id, failure=failure_text(failure)))
+                self._write(UserTurn(at=time.time(), session=conversation.id, failure=failure_text(failure)))
                 return
             is_thumb = reaction.thumb is not None
-            self._writer.write(
-                UserTurn(at=time.time(), session=conversation.id, accepted=reaction.accepted, thumb=is_thumb)
-            )
+            self._write(UserTurn(at=time.time(), session=conversation.id, accepted=reaction.accepted, thumb=is_thumb))
             message = reaction.message
 
     async def _think(self) -> None:
@@ -137,12 +127,8 @@ def failure_text(failure: Exception) -> str:
     return " ".join(str(part) for part in (type(failure).__name__, status, code) if part is not None)
 
 
-async def serve(orders: LiveOrders, writer: TurnWriter) -> None:
-    await follow(orders, lambda gateway: LiveService(sdk_client(gateway), orders, writer))
-
-
 if __name__ == "__main__":
     logs.setup(json=False)
-    told = LiveOrders.from_json(sys.argv[1])
+    told = Orders.from_json(sys.argv[1])
     with Path(told.turns).open("w") as turns_file:
-        asyncio.run(serve(told, TurnWriter(turns_file)))
+        asyncio.run(follow(told, lambda url: LiveService(sdk_client(url), told, partial(write_turn, turns_file))))

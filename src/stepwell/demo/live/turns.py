@@ -28,15 +28,10 @@ class UserTurn:
     """Why there was no reply."""
 
 
-class TurnWriter:
-    """Each line is in the file at once."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def write(self, turn: UserTurn) -> None:
-        self._file.write(json.dumps(asdict(turn)) + "\n")
-        self._file.flush()
+def write_turn(file: TextIO, turn: UserTurn) -> None:
+    """The line is in the file at once."""
+    file.write(json.dumps(asdict(turn)) + "\n")
+    file.flush()
 
 
 class TurnReader:

@@ -6,20 +6,16 @@ exception. The text of an exception is never sent: it may have what must not be 
 """
 
 import socket
-import struct
-from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
 from stepwell.common.async_calls import is_async
+from stepwell.common.child import framed, read_frame_from
 from stepwell.common.function_loading import load_member
 from stepwell.common.tokenizers import LoadedTokenizer
 from stepwell.errors import BadRequest, StepwellError
 from stepwell.gateway.recording.redaction import FindSpans, RedactionTask, SpanFinder, mask_id
-
-HEADER = struct.Struct("!Q")
-"""The length of a message, before it."""
 
 
 class RedactionJob(NamedTuple):
@@ -28,13 +24,13 @@ class RedactionJob(NamedTuple):
     tokenizer_path: str
 
 
-def framed(message: object) -> bytes:
+def packed(message: object) -> bytes:
     raw: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
-    return HEADER.pack(len(raw)) + raw
+    return raw
 
 
-def unframed(raw: bytes) -> Any:
-    """The value of the bytes that follow the length. Lists and named tuples come as tuples."""
+def unpacked(raw: bytes) -> Any:
+    """Lists and named tuples come as tuples."""
     return msgpack.unpackb(raw, use_list=False, unicode_errors="surrogatepass")
 
 
@@ -48,17 +44,16 @@ def load_redaction(name: str) -> FindSpans:
 
 def main() -> None:
     with socket.socket(fileno=0) as channel, channel.makefile("rb") as stream:
-        messages = _read(stream)
-        job = RedactionJob(*next(messages))
+        job = RedactionJob(*unpacked(read_frame_from(stream) or b""))
         try:
             tokenizer = LoadedTokenizer.load(job.tokenizer_path)
             finder, mask = SpanFinder(load_redaction(job.function), tokenizer), mask_id(tokenizer)
         except StepwellError as why:
-            channel.sendall(framed(str(why)))
+            channel.sendall(framed(packed(str(why))))
             return
-        channel.sendall(framed(mask))
-        for tasks in messages:
-            channel.sendall(framed(_answer(finder, tasks)))
+        channel.sendall(framed(packed(mask)))
+        while (tasks := read_frame_from(stream)) is not None:
+            channel.sendall(framed(packed(_answer(finder, unpacked(tasks)))))
 
 
 def _answer(finder: SpanFinder, tasks: Any) -> object:
@@ -66,11 +61,6 @@ def _answer(finder: SpanFinder, tasks: Any) -> object:
         return [finder.find(RedactionTask(*task)) for task in tasks]
     except Exception as failure:  # noqa: BLE001 - it is the user's function
         return type(failure).__name__
-
-
-def _read(stream: IO[bytes]) -> Iterator[Any]:
-    while header := stream.read(HEADER.size):
-        yield unframed(stream.read(*HEADER.unpack(header)))
 
 
 if __name__ == "__main__":

@@ -7,19 +7,15 @@
 
 import asyncio
 import logging
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
-from stepwell.common.async_calls import in_thread
-from stepwell.common.processes import dying_with_this_process, kill_group
+from stepwell.common.child import FramedChild
+from stepwell.common.processes import dying_with_this_process
 from stepwell.errors import NotReady
 from stepwell.gateway.recording.redaction import RedactionFound, mask_step, task_of
-from stepwell.gateway.recording.redaction_child import HEADER, RedactionJob, framed, unframed
+from stepwell.gateway.recording.redaction_child import RedactionJob, packed, unpacked
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
@@ -30,7 +26,7 @@ REDACT_TIMEOUT = 5.0
 """Seconds for the steps of one call, with the time that they wait for those of other calls."""
 START_TIMEOUT = 120.0
 RESTART_PAUSE = 1.0
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+COMMAND = (sys.executable, "-m", "stepwell.gateway.recording.redaction_child")
 
 
 class RedactionFailed(Exception):
@@ -80,11 +76,12 @@ class Redactor:
         while True:
             child = None
             try:
-                child = await RedactionProcess.start()
+                # What the function prints is not kept: it may have what must not be stored.
+                child = RedactionProcess(await FramedChild.start(dying_with_this_process(COMMAND)))
                 await child.greet(self._job)
                 self._child, self._why = child, None
                 self._ready.set()
-                await child.exited
+                await child.wait()
                 log.warning("the process of %s ended; it is started again", self._job.function)
                 self._stop_using()
             except (OSError, EOFError, TimeoutError, NotReady) as failure:
@@ -115,29 +112,11 @@ class Redactor:
 
 
 class RedactionProcess:
-    """Made by `start`; whoever gets it closes it."""
-
-    def __init__(
-        self, process: "subprocess.Popen[bytes]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, child: FramedChild) -> None:
         self.mask = 0
         self.is_idle = True
-        self.exited = asyncio.create_task(in_thread(process.wait))
-        self._process = process
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def start(cls) -> "RedactionProcess":
-        ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours)
-            try:
-                process = _spawn(theirs)
-            except OSError:
-                writer.close()
-                raise
-        return cls(process, reader, writer)
+        self.kill, self.wait, self.close = child.kill, child.wait, child.close
+        self._child = child
 
     async def greet(self, job: RedactionJob) -> None:
         """NotReady says why the function cannot be loaded."""
@@ -149,32 +128,7 @@ class RedactionProcess:
 
     async def ask(self, message: object) -> Any:
         self.is_idle = False
-        self._writer.write(framed(message))
-        await self._writer.drain()
-        (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-        answer = unframed(await self._reader.readexactly(length))
+        await self._child.send(packed(message))
+        answer = unpacked(await self._child.receive())
         self.is_idle = True
         return answer
-
-    def kill(self) -> None:
-        if self._process.returncode is None:
-            kill_group(self._process)
-
-    async def close(self) -> None:
-        self.kill()
-        self._writer.close()
-        with suppress(OSError):
-            await self._writer.wait_closed()
-        await asyncio.wait([self.exited])
-
-
-def _spawn(channel: socket.socket) -> "subprocess.Popen[bytes]":
-    """What the function prints is not kept: it may have what must not be stored."""
-    return subprocess.Popen(
-        dying_with_this_process([sys.executable, "-m", "stepwell.gateway.recording.redaction_child"]),
-        stdin=channel.fileno(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=ENVIRONMENT | os.environ,
-    )

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from stepwell.pool.api.scoring import Attempt, JudgementOutcome
 from stepwell.rewards.attempt import read_attempt
 from stepwell.rewards.runner.child_process import EXIT_TIMEOUT, RewardChild
-from stepwell.rewards.runner.messages import read_frame
 from stepwell.rewards.runner.output import with_output
 from stepwell.rewards.runner.queue import Prefetch, QueuedSample, SampleQueue
 from stepwell.rewards.runner.running_call import NO_CALL
@@ -88,7 +87,7 @@ class ChildLane:
     async def _read(self) -> None:
         while not self._is_leaving:
             try:
-                number, attempt, is_leaving = read_attempt(await read_frame(self._child.reader))
+                number, attempt, is_leaving = read_attempt(await self._child.receive())
             except (EOFError, OSError, ValueError):
                 return
             self._is_leaving = is_leaving or (self.is_stalled and self._may_leave())

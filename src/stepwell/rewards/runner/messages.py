@@ -1,17 +1,12 @@
-"""Messages between a worker and its children: the Job, and frames (a length, then so many bytes) over a socket.
+"""Messages between a worker and its children, as frames of common/child.py: first the Job.
 
 Samples go to the child as pickles. A child runs untrusted code, so its replies are JSON.
 """
 
-import asyncio
-import struct
 from dataclasses import dataclass, field
-from typing import BinaryIO
 
 from stepwell.rewards.confinement.sandbox import SandboxLevel
 from stepwell.steps.step import JsonObject
-
-LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +31,3 @@ class Job:
     """Where generated code runs."""
     calls: int = 512
     """Concurrent calls of an async function, over all processes."""
-
-
-def framed(message: bytes) -> bytes:
-    return LENGTH.pack(len(message)) + message
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """IncompleteReadError at the end."""
-    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return await reader.readexactly(length)
-
-
-def read_frame_from(file: BinaryIO) -> bytes | None:
-    """None at the end."""
-    head = file.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    return file.read(LENGTH.unpack(head)[0])

@@ -112,3 +112,17 @@ def test_the_text_of_a_run_in_which_the_poison_got_through() -> None:
 
     assert "version 7 was not rolled back" in text
     assert "no update was poisoned" in record(poisoned=None).outcome(seed=0, updates=40, seconds=1.0).text()
+
+
+def test_a_run_with_a_rollback_is_drawn(tmp_path: Path) -> None:
+    decisions = [
+        PolicyDecision(1, "promote", "guard", "", 10.0),
+        PolicyDecision(2, "canary", "guard", "", 20.0),
+        PolicyDecision(2, "rollback", "guard", "", 30.0),
+        PolicyDecision(3, "rollback", "operator", "", 40.0),
+    ]
+    judged = [UserTurn(at=float(at), session="s", accepted=at > 150) for at in range(300)]
+    run = LiveRecord(began_at=0.0, turns=judged, decisions=decisions, snapshots=[], poisoned=2)
+    run.write_picture("live, seed 0", tmp_path / "acceptance.png")
+
+    assert (tmp_path / "acceptance.png").read_bytes().startswith(b"\x89PNG")

@@ -3,18 +3,20 @@ import io
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 
 import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
-from stepwell.demo.live.live_service import LiveOrders, LiveService
-from stepwell.demo.live.turns import TurnWriter, UserTurn
+from stepwell.demo.agent_process import Orders
+from stepwell.demo.live.live_service import LiveService
+from stepwell.demo.live.turns import UserTurn, write_turn
 from stepwell.demo.live.users import CLOSINGS
 
 KEY = "a session key"
-ORDERS = LiveOrders(
+ORDERS = Orders(
     task="live",
     seed=0,
     engine="",
@@ -85,7 +87,7 @@ async def talk(gateway: ScriptedGateway) -> list[UserTurn]:
     """What users saw until there were some dozen sessions."""
     file = io.StringIO()
     async with AsyncOpenAI(base_url=gateway.url, api_key="-", max_retries=0) as client:
-        service = LiveService(client, ORDERS, TurnWriter(file), thinking=0.0)
+        service = LiveService(client, ORDERS, partial(write_turn, file), thinking=0.0)
         await service.do("talk")
         await asyncio.wait_for(gateway.enough.wait(), 60)
         await service.do("stop")

@@ -4,12 +4,12 @@ import pytest
 
 from stepwell.demo.live.turns import (
     TurnReader,
-    TurnWriter,
     UserTurn,
     acceptance,
     failures,
     recent_acceptance,
     running_acceptance,
+    write_turn,
 )
 
 
@@ -24,11 +24,10 @@ def test_what_is_written_is_read_as_it_comes(tmp_path: Path) -> None:
 
     first, second = turns(True, None)
     with path.open("w") as file:
-        writer = TurnWriter(file)
-        writer.write(first)
+        write_turn(file, first)
         assert reader.read() == [first]
         assert reader.read() == []
-        writer.write(second)
+        write_turn(file, second)
         assert reader.read() == [second]
 
     assert reader.turns == [first, second]
@@ -37,7 +36,7 @@ def test_what_is_written_is_read_as_it_comes(tmp_path: Path) -> None:
 def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "turns.jsonl"
     with path.open("w") as file:
-        TurnWriter(file).write(turns(True)[0])
+        write_turn(file, turns(True)[0])
     line = path.read_bytes()
     reader = TurnReader(path)
 

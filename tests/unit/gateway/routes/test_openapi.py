@@ -6,7 +6,7 @@ import pytest
 from stepwell.access.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
-from stepwell.gateway.app import create_app
+from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.routes.access import access_table
 from stepwell.gateway.routes.openapi import openapi_document
@@ -17,7 +17,7 @@ METHODS = {"get", "post", "put", "delete", "patch"}
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    front = create_app(
+    front = GatewayApp(
         pool=LocalPool(),
         engines=EngineFleet(["http://nowhere"]),
         tokenizer=BackgroundTokenizer("nowhere", lambda _: None),
@@ -25,7 +25,7 @@ def document() -> dict[str, Any]:
         prompt_length=8,
         response_length=8,
         keys=AccessKeys([]),
-    )
+    ).asgi()
     return dict(json.loads(openapi_document(front.app.openapi(), DIALECTS)))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stepwell.commands.policy import promote
-from stepwell.engines.vllm import VllmControl
+from stepwell.engines.vllm_control import VllmControl
 from stepwell.errors import BadRequest, PoolUnavailable, SyncFailed
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
