@@ -33,7 +33,8 @@ MEDIA_TYPES = {
     ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
 }
-"""Of the page's files. The system's own table is not used, because it may name another type for JavaScript."""
+"""The media types of the page's files. The system's own table is not used, because it may name another type for
+JavaScript."""
 
 
 def create_dashboard(

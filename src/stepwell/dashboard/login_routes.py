@@ -40,7 +40,7 @@ def login_router(login: "OidcLogin | None") -> APIRouter:
 
     @router.post("/logout")
     async def end(request: Request) -> Response:
-        """Also without a session. The one at the provider stays."""
+        """Ends the session of the dashboard, and works without one too. The one at the provider stays."""
         if login is None:
             return _page(404, OFF, home="./")
         answer = Response(status_code=204)

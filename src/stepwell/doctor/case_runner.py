@@ -112,5 +112,5 @@ async def _twice(ask: Callable[[bool], Awaitable[ExaminedAnswer]]) -> CaseAnswer
 
 
 def judge_only(answer: ExaminedAnswer) -> CaseCells:
-    """Of a case that ended after its first answer."""
+    """The cells of a case that ended after its first answer."""
     return {CaseColumn.IDS: judge_ids(answer), CaseColumn.LOGPROBS: judge_logprobs(answer)}

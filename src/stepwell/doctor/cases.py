@@ -153,7 +153,7 @@ CASES: Mapping[str, Callable[[CaseRunner], Awaitable[CaseCells]]] = {
     "reasoning": reasoning,
     "bridge": bridge,
 }
-"""In the order in which they are run and shown."""
+"""The cases in the order in which they are run and shown."""
 
 
 def stop_within(text: str) -> str | None:
@@ -171,7 +171,7 @@ async def _text_turn(runner: CaseRunner) -> ExaminedAnswer:
 
 
 def _is_text(answer: ExaminedAnswer) -> bool:
-    """It can be sent back as it is."""
+    """Whether the reply can be sent back as it is."""
     return bool(answer.replies) and bool(answer.replies[0].text) and REPLACEMENT not in answer.replies[0].text
 
 

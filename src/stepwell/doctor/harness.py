@@ -60,7 +60,7 @@ class RecordingPool:
         self._steps: dict[str, list[Step]] = defaultdict(list)
 
     def steps(self, trajectory_uid: str) -> tuple[Step, ...]:
-        """In order of arrival."""
+        """The steps in order of arrival."""
         return tuple(self._steps[trajectory_uid])
 
     async def begin_call(self, call: CallBegun) -> None:
@@ -176,7 +176,7 @@ class AgentCall:
 
 
 class CallLog:
-    """Before the gateway: an application that notes what reaches it, also what is refused and so not recorded."""
+    """An application before the gateway that notes what reaches it, also what is refused and so not recorded."""
 
     def __init__(self, app: GatewayAsgi) -> None:
         self._app = app
@@ -205,7 +205,7 @@ class CallLog:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAgent:
-    """What an agent did in one trajectory."""
+    """A record of what an agent did in one trajectory."""
 
     calls: list[AgentCall]
     steps: tuple[Step, ...]
@@ -285,7 +285,7 @@ class Harness:
             return (), str(failure)
 
     async def _end(self, trajectory: TrajectoryRef) -> tuple[Step, ...]:
-        """Its steps, all of which are in the pool when it is complete."""
+        """Completes the trajectory, and returns its steps, all of which are in the pool then."""
         await self._post(_base(trajectory) + "complete_trajectory", {})
         return self._pool.steps(trajectory.trajectory_uid)
 
@@ -320,7 +320,8 @@ class _Server(uvicorn.Server):
 
 
 def _listen() -> socket.socket:
-    """On a free port of loopback. asyncio switches off Nagle's algorithm (40 ms) only for a socket of protocol TCP."""
+    """Listens on a free port of loopback. asyncio switches off Nagle's algorithm (40 ms) only for a socket of protocol
+    TCP."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()  # a connection made from now on waits until the gateway is up

@@ -38,7 +38,7 @@ TESTED = "docs/agents.md has the versions that were tested"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTimeouts:
-    """In seconds."""
+    """The timeouts of a trial, in seconds."""
 
     version: float = 60.0
     task: float = 600.0
@@ -56,7 +56,7 @@ def harness_named(name: str, harnesses: Mapping[str, type[CommandLineHarness]] =
 async def try_harness(
     doctor: Harness, kind: type[CommandLineHarness], timeouts: TrialTimeouts = TIMEOUTS
 ) -> list[Check]:
-    """If it does not start, there is one check."""
+    """The checks of one program; there is only one if it does not start."""
     start = await check_start(kind, timeouts.version)
     if start.grade is Grade.FAULT:
         return [Check("harness", start)]
@@ -75,7 +75,7 @@ async def try_harness(
 
 
 async def check_start(kind: type[CommandLineHarness], timeout: float) -> Finding:
-    """Which program it is, and its version."""
+    """Finds out which program it is, and its version."""
     install = f"npm install -g {kind.package}"
     if (path := shutil.which(kind.program)) is None:
         return Finding(Grade.FAULT, f"not installed: there is no command {kind.program} in PATH", install)

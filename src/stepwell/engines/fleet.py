@@ -259,7 +259,7 @@ class EngineFleet:
         self._drop(leaving)
 
     async def remove(self, address: str) -> None:
-        """It gets no new calls; those in flight continue to their end."""
+        """Gives the engine no new calls; those in flight continue to their end."""
         self._drop(self.find(address))
 
     def find(self, address: str) -> EngineReplica:
@@ -285,7 +285,7 @@ class EngineFleet:
 
     @property
     def serving(self) -> Serving | None:
-        """What the pool has last said of the policy; None before, and without a pool."""
+        """The pool's last report of the policy; None before, and without a pool."""
         return None if self._directory is None else self._directory.serving
 
     async def changed(self) -> None:

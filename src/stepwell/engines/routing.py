@@ -62,7 +62,7 @@ class Sticky:
 
     def __init__(self) -> None:
         self._turns = RoundRobin()
-        """For calls that belong to no trajectory."""
+        """The turns for calls that belong to no trajectory."""
 
     def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         if not sticky:

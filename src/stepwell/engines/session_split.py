@@ -55,6 +55,6 @@ class SplitCounts:
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
-        """By side."""
+        """The number of calls by side."""
         self.served_by_other: Counter[str] = Counter()
         """Calls, by the side on which no engine answered."""

@@ -1,4 +1,4 @@
-"""What runs beside the calls, from the gateway's start to its end."""
+"""The work that runs beside the calls, from the gateway's start to its end."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence

@@ -117,7 +117,8 @@ class EngineAnswers:
         return await self.engines.send(call.upstream, call.request, sticky=flight.placed.sticky)
 
     def _mark_choices(self, ref: TrajectoryRef, continued: Sequence[Turn]) -> None:
-        """This call continues one of the choices of an earlier answer; if several are the same, the first."""
+        """Marks the step that this call continues as one of the choices of an earlier answer; if several are the same,
+        the first."""
         passed: set[str] = set()
         for turn in continued:
             if turn.others and turn.uid not in passed:

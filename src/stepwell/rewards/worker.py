@@ -40,7 +40,7 @@ class RewardPlan:
     name: str = "reward_loop_worker"
     workers: int = 1
     cpus: float | None = None
-    """That each worker reserves; without, one if there are enough."""
+    """The CPUs that each worker reserves; without, one if there are enough."""
     job: Job
 
     def worker_names(self) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 log = logging.getLogger("stepwell.rewards")
 
 CPUS = 1.0
-"""For each worker, unless told."""
+"""The CPUs of each worker, unless told."""
 SHARE = 0.001
-"""What a worker without CPUs reserves: Ray does not place an actor that asks for nothing, it takes any node."""
+"""The CPUs that a worker without CPUs reserves: Ray does not place an actor that asks for nothing, it takes any
+node."""
 HEAD = "node:__internal_head__"
 """A resource that only the head's node has."""
 NODE_ID = "ray.io/node-id"
@@ -29,7 +30,7 @@ class WorkerPlacement(TypedDict):
 
 
 def place_workers(workers: int, cpus: float | None) -> WorkerPlacement:
-    """For so many new workers. Without `cpus`, each gets one CPU if there are enough."""
+    """Places so many new workers. Without `cpus`, each gets one CPU if there are enough."""
     free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
     if cpus is None:
         cpus = CPUS if free >= workers * CPUS else 0.0

@@ -1,4 +1,4 @@
-"""What a trainer needs of a pool, as Protocols. `stepwell.pool.client.DataPool` implements them."""
+"""The needs of a trainer from a pool, as Protocols. `stepwell.pool.client.DataPool` implements them."""
 
 from collections.abc import Sequence
 from typing import Protocol

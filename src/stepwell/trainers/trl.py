@@ -62,7 +62,7 @@ Rate: TypeAlias = tuple[float, float]
 
 class TrlPool(TrainingPool, Protocol):
     def fetch_ready(self, most: int, *, lease: float, channel: str) -> Sequence[TrainingBatch]:
-        """At most so many groups that are ready now, each as a batch of its own."""
+        """Fetches at most so many groups that are ready now, each as a batch of its own."""
 
 
 def samples_of(rows: TrainedRows, group: int, versions: PolicyVersions) -> list[RolloutSample]:
@@ -187,7 +187,7 @@ class StepwellRolloutWorker:
         self._is_ready = True
 
     def commit(self) -> None:
-        """What is trained is kept: acknowledge it."""
+        """Acknowledges what is trained, so that it is kept."""
         self.progress.commit()
 
     # -- the thread ----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ log = logging.getLogger("stepwell.access")
 
 SESSION_SECONDS = 8 * 3600
 ATTEMPT_SECONDS = 10 * 60
-"""From /login to /login/callback: as long as a person may take at the provider."""
+"""The most seconds from /login to /login/callback: as long as a person may take at the provider."""
 LEEWAY = 60
 """Seconds by which the provider's clock may differ."""
 TIMEOUT = 20.0
@@ -43,18 +43,19 @@ HOME = "../"
 SCOPE = "openid email profile"
 GROUPS = "groups"
 SIGNED_BY_PROVIDER = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Not `none`, and not HS256: whoever knows the client's secret could sign with it."""
+"""The signatures that are accepted: not `none`, and not HS256, because whoever knows the client's secret could sign
+with it."""
 ALGORITHMS = "id_token_signing_alg_values_supported"
 ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 USERINFO = "userinfo_endpoint"
 KEPT = ("issuer", *ENDPOINTS, USERINFO, "scopes_supported", "_loaded_at")
-"""Of the provider's document. Its keys are not among them: they are read for each login."""
+"""The fields of the provider's document that are kept. Its keys are not among them: they are read for each login."""
 ERROR_CODE = re.compile(r"[a-z_]{1,60}")
 
 
 @dataclass(frozen=True, slots=True)
 class OidcClient:
-    """What the provider knows this dashboard by."""
+    """The client by which the provider knows this dashboard."""
 
     issuer: str
     client_id: str
@@ -113,8 +114,8 @@ class OidcLogin:
         return answer
 
     async def finish(self, request: Request) -> Response:
-        """Of a browser that the provider sent back: begins its session. BadRequest if the answer is not to be trusted,
-        NotPermitted if the person is on no list."""
+        """Ends the login of a browser that the provider sent back: begins its session. BadRequest if the answer is not
+        to be trusted, NotPermitted if the person is on no list."""
         request.scope["session"] = self._attempt.read(request, is_https=self._is_https(request)) or {}
         with self._provider_failures():
             await self._load_metadata()
@@ -142,7 +143,7 @@ class OidcLogin:
         self._session.remove(answer, is_https=self._is_https(request))
 
     async def _claims(self, request: Request) -> tuple[Claims, Mapping[str, Any]]:
-        """Of the ID token, which is checked; and the tokens."""
+        """The claims of the ID token, which is checked; and the tokens."""
         options = {
             "iss": {"essential": True, "values": [self._issuer]},
             "aud": {"essential": True, "values": [self._client_id]},
@@ -189,7 +190,7 @@ class OidcLogin:
 
     @contextmanager
     def _provider_failures(self) -> Iterator[None]:
-        """What Authlib raises, in words for the person who logs in. What others wrote is in the log alone."""
+        """Turns errors of Authlib into words for the person who logs in. What others wrote is in the log alone."""
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL) as failure:

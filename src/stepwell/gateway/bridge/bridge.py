@@ -116,7 +116,8 @@ class Bridge:
         return plan
 
     def lineages(self, plan: PromptPlan, replies: Sequence[Mapping[str, Any] | None]) -> list[JsonObject]:
-        """What the steps of a call keep, one for each reply as it is served; empty for one that cannot be read."""
+        """The conversation digests that the steps of a call keep, one for each reply as it is served; empty for one
+        that cannot be read."""
         inherited = plan.parent.lineage.thoughts if plan.parent is not None else {}
         lineages: list[JsonObject] = []
         for reply in replies:
@@ -201,7 +202,7 @@ class Bridge:
                 raise CannotBridge(BridgeOutcome.UNPROVEN)
 
     async def _parent(self, plan: PromptPlan, ref: TrajectoryRef, echoed: Sequence[str]) -> Turn:
-        """Among the turns that this gateway remembers, and if it is not there, in the pool."""
+        """Finds the parent among the turns that this gateway remembers, and if it is not there, in the pool."""
         asked, turns = plan.request, self.turns.of(ref.trajectory_uid)
         try:
             return find_parent(turns, asked, echoed)
@@ -213,7 +214,7 @@ class Bridge:
         return find_parent(turns, asked, echoed)
 
     async def _ask_pool(self, asked: RequestDigest, ref: TrajectoryRef) -> list[Turn]:
-        """What another gateway recorded, or this one before its restart."""
+        """The turns that another gateway recorded, or this one before its restart."""
         if self.clock() < self._ask_again_at:
             raise CannotBridge(BridgeOutcome.POOL_AWAY)
         try:

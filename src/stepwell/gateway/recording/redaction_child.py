@@ -24,7 +24,7 @@ HEADER = struct.Struct("!Q")
 
 class RedactionJob(NamedTuple):
     function: str
-    """Its address: module:function or path/to/file.py:function."""
+    """The address of the function: module:function or path/to/file.py:function."""
     tokenizer_path: str
 
 

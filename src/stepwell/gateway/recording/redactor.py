@@ -169,7 +169,7 @@ class RedactionProcess:
 
 
 def _spawn(channel: socket.socket) -> "subprocess.Popen[bytes]":
-    """What the function prints is not kept: it may have what must not be stored."""
+    """Starts a child whose output is not kept: it may have what must not be stored."""
     return subprocess.Popen(
         dying_with_this_process([sys.executable, "-m", "stepwell.gateway.recording.redaction_child"]),
         stdin=channel.fileno(),

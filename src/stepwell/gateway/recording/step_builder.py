@@ -27,7 +27,8 @@ from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 log = logging.getLogger("stepwell.gateway")
 
 VERSION, UNKNOWN = "version", "unknown"
-"""In a step's extras: the engine cannot tell its version, so policy_version is the pool's at the time of the call."""
+"""The mark in a step's extras that the engine cannot tell its version, so policy_version is the pool's at the time of
+the call."""
 
 
 class PromptOrigin(NamedTuple):
@@ -43,7 +44,7 @@ NOTHING: JsonObject = MappingProxyType({})
 
 
 class PendingStep(NamedTuple):
-    """What is known of a call's steps before its answer, under the names of Step."""
+    """The facts of a call's steps that are known before its answer, under the names of Step."""
 
     trajectory_uid: str = ""
     """Empty if the call is not recorded."""
@@ -298,8 +299,8 @@ def _encode_prompt(tokenizer: Any, request: Mapping[str, Any]) -> IntArray:
 
 
 def _encode_response(tokenizer: BackgroundTokenizer, choice: Sampled, text: str) -> IntArray:
-    """With the token that ends the turn, which is sampled but not shown, unless the log-probabilities have none for
-    it."""
+    """Encodes the response with the token that ends the turn, which is sampled but not shown, unless the
+    log-probabilities have none for it."""
     try:
         encoder = tokenizer.encoder()
     except (NotReady, BadRequest):

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 
 WALL_FACTOR = 4.0
-"""On a busy machine a call may take so many times its CPU seconds."""
+"""The factor by which a call may exceed its CPU seconds on a busy machine."""
 MOST_BYTES = 10_000
 RETURNED = "returned "
 
 
 def bounded_call(function: Callable[[], str], *, cpu_seconds: float) -> str | None:
-    """What the function returns; None if it raised, took too long, or ended its process."""
+    """The function's result; None if it raised, took too long, or ended its process."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -44,7 +44,7 @@ def _compared(engine: Any, expected: list[list[Any]], text: str) -> str:
 
 
 def _expected(engine: Any, sample: Sample, text: str) -> list[Any]:
-    """Read as LaTeX between dollar signs, or as plain text."""
+    """Reads the expected value as LaTeX between dollar signs, or as plain text."""
     read = _read(engine, f"${text}$") or _read(engine, text)
     if not read:
         raise RewardFailed(f"trajectory {sample.trajectory_uid!r} expects {text!r}, which math-verify cannot read")
