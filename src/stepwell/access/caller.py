@@ -30,13 +30,18 @@ class Role(StrEnum):
     """Gives rewards."""
     TRAINER = "trainer"
     """Takes batches."""
-    DOOR = "door"
+    ENVIRONMENT = "environment"
     """An environment at the Atropos server."""
     CURATOR = "curator"
     """Reads everything at the dashboard, and marks, rejects and relabels."""
     VIEWER = "viewer"
     """Reads states, metrics and the dashboard."""
     ADMIN = "admin"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Role | None":
+        """Key files of 0.2 call an environment `door`."""
+        return cls.ENVIRONMENT if value == "door" else None
 
 
 UNSCOPED = (Role.CURATOR, Role.VIEWER, Role.ADMIN)

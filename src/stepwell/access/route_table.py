@@ -75,9 +75,9 @@ def _at(roots: Iterable[str], method: str, calls: Iterable[str]) -> list[str]:
 READERS = (Role.VIEWER, Role.CURATOR)
 OPENERS = (Role.SESSION, Role.RUNNER)
 """The roles that may open a trajectory."""
-SAMPLERS = (Role.RUNNER, Role.DOOR)
+SAMPLERS = (Role.RUNNER, Role.ENVIRONMENT)
 """The roles that may make model calls that are not recorded."""
-AT_ATROPOS = (Role.DOOR, Role.TRAINER, *READERS)
+AT_ATROPOS = (Role.ENVIRONMENT, Role.TRAINER, *READERS)
 NOBODY: tuple[Role, ...] = ()
 """No role: only the admin may call."""
 
@@ -92,7 +92,7 @@ def gateway_routes(model_calls: Iterable[str]) -> RouteTable:
             *_read([Role.TRAJECTORY], *_below(TRAJECTORY_ROOT, "POST", model_calls)),
             *_read([Role.TRAJECTORY], *_below(TRAJECTORY_ROOT, "GET", [MODELS])),
             *_read(OPENERS, *_at(ROOTS, "POST", model_calls)),
-            *_read([*OPENERS, Role.DOOR, Role.TRAINER, *READERS], *_at(ROOTS, "GET", [MODELS])),
+            *_read([*OPENERS, Role.ENVIRONMENT, Role.TRAINER, *READERS], *_at(ROOTS, "GET", [MODELS])),
             *_change(OPENERS, "POST /init_trajectory"),
             *_change([Role.RUNNER], *_below(TRAJECTORY_ROOT, "POST", steering), "POST /submit_steps"),
             *_change([Role.REWARD], *_below(TRAJECTORY_ROOT, "POST", ["feedback"])),
@@ -114,9 +114,9 @@ ATROPOS_ROUTES = RouteTable(
         *_open("GET /health", "GET /ready"),
         *_read(READERS, "GET /metrics", scoped=False),
         *_read(AT_ATROPOS, "GET /", "GET /info", "GET /wandb_info", "GET /status"),
-        *_change([Role.DOOR], "POST /register-env", "POST /disconnect-env"),
-        *_change([Role.DOOR], "POST /scored_data", "POST /scored_data_list"),
-        *_read([Role.DOOR], "GET /status-env"),
+        *_change([Role.ENVIRONMENT], "POST /register-env", "POST /disconnect-env"),
+        *_change([Role.ENVIRONMENT], "POST /scored_data", "POST /scored_data_list"),
+        *_read([Role.ENVIRONMENT], "GET /status-env"),
         *_change([Role.TRAINER], "POST /register", "POST /batch/ack", "POST /batch/nack"),
         *_read([Role.TRAINER], "GET /batch"),
         *_read([Role.TRAINER, *READERS], "GET /latest_example"),

@@ -49,8 +49,9 @@ class CreateKeySettings(KeysSection):
 
     examples = ("stepwell keys create --role runner --name math-rollouts --channel math --expires 30d",)
 
-    role: Literal["session", "runner", "reward", "trainer", "door", "curator", "viewer", "admin"]
-    """The role of the key; docs/operations/security.md lists what each role may call."""
+    role: Literal["session", "runner", "reward", "trainer", "environment", "curator", "viewer", "admin", "door"]
+    """The role of the key; docs/operations/security.md lists what each role may call.
+    `door` is the name of `environment` in 0.2."""
     name: str = ""
     """The name of the key's holder, in lower-case letters, digits, - and _. The key's id begins with it; without it,
     with the role."""

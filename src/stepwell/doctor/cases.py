@@ -180,7 +180,7 @@ def _next_turn(reply: ParsedReply) -> dict[str, Any]:
 
 
 async def _prompt_fault(runner: CaseRunner, step: Step) -> Finding | None:
-    decoded = await runner.harness.decode(step.prompt_ids.tolist())
+    decoded = await runner.gateway.decode(step.prompt_ids.tolist())
     if decoded is None or any(form in decoded.text for form in (UNICODE, unicodedata.normalize("NFC", UNICODE))):
         return None
     return Finding(Grade.FAULT, "the prompt's ids do not decode to the agent's text", "see the chat template")

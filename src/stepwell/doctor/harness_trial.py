@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from stepwell.agents.harnesses import HARNESSES, CommandLineHarness
+from stepwell.agents.cli_agents import HARNESSES, CommandLineHarness
 from stepwell.agents.rollout import Rollout, Sample
 from stepwell.common.processes import CommandFailed, plain_environment, run_command
 from stepwell.doctor.findings import Check, Finding, Grade
-from stepwell.doctor.harness import AgentCall, Harness
+from stepwell.doctor.local_gateway import AgentCall, LocalGateway
 from stepwell.doctor.replies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, ExaminedAnswer, ParsedReply
 from stepwell.doctor.verdicts import BRIDGE_REMEDIES, NOT_BRIDGED, SEE_LOG, judge_ids, judge_logprobs
 from stepwell.errors import BadRequest
@@ -54,7 +54,7 @@ def harness_named(name: str, harnesses: Mapping[str, type[CommandLineHarness]] =
 
 
 async def try_harness(
-    doctor: Harness, kind: type[CommandLineHarness], timeouts: TrialTimeouts = TIMEOUTS
+    doctor: LocalGateway, kind: type[CommandLineHarness], timeouts: TrialTimeouts = TIMEOUTS
 ) -> list[Check]:
     """The checks of one program; there is only one if it does not start."""
     start = await check_start(kind, timeouts.version)

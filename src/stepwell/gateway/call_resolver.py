@@ -26,7 +26,7 @@ from uuid import uuid4
 from stepwell.access.caller import ANYONE, Caller, SessionKey
 from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import Forgotten, PoolFull, PoolUnavailable, StepwellError, UnknownTrajectory
-from stepwell.gateway.bridge.digests import RequestDigest, digest_request, lineage_of
+from stepwell.gateway.bridge.digests import RequestDigest, conversation_digest_of, digest_request
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.session_ids import UNRECORDED_PREFIXES, SessionIds, check_uids, session_id_by_name
@@ -267,7 +267,11 @@ class CallResolver:
         if conversation.asked is None:
             return
         try:
-            digests = [lineage_of(conversation.asked, reply, {}).replied for reply in replies() if reply is not None]
+            digests = [
+                conversation_digest_of(conversation.asked, reply, {}).replied
+                for reply in replies()
+                if reply is not None
+            ]
         except Exception:
             log.exception("a reply has no digest; what continues it is a new session")
             return

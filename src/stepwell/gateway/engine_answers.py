@@ -209,7 +209,9 @@ class EngineAnswers:
         if plan is None or self.bridge is None or not choices:
             return NO_ORIGIN
         plan.check_echo(choices[0].prompt_ids)
-        return PromptOrigin(plan.prompt_made, self.bridge.lineages(plan, messages()) if plan.can_be_continued else [])
+        return PromptOrigin(
+            plan.prompt_made, self.bridge.conversation_digests(plan, messages()) if plan.can_be_continued else []
+        )
 
     async def _record(self, flight: CallInFlight, steps: Sequence[Step], reply: EngineReply) -> None:
         """The conversation goes on with the tokens that were sampled; only what is stored is redacted."""

@@ -55,7 +55,7 @@ class RequestDigest:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class ConversationDigest:
     """The part of a conversation that a step keeps, so that a later call can continue it."""
 
     replied: str
@@ -78,12 +78,12 @@ class Lineage:
         }
 
 
-def read_lineage(stored: JsonObject) -> Lineage | None:
+def read_conversation_digest(stored: JsonObject) -> ConversationDigest | None:
     """None for a step that keeps none."""
     thoughts = stored.get("thoughts") or {}
     if not isinstance(thoughts, Mapping) or not stored.keys() >= {"replied", "asked", "tools", "template"}:
         return None
-    return Lineage(
+    return ConversationDigest(
         replied=str(stored["replied"]),
         asked=str(stored["asked"]),
         tools=str(stored["tools"]),
@@ -123,13 +123,15 @@ def digest_request(request: Mapping[str, Any], engine_template: str = "") -> Req
     )
 
 
-def lineage_of(asked: RequestDigest, reply: Mapping[str, Any], inherited: Mapping[int, str]) -> Lineage:
-    """The lineage of a step. `inherited` is the thinking that a bridge kept in its prompt."""
+def conversation_digest_of(
+    asked: RequestDigest, reply: Mapping[str, Any], inherited: Mapping[int, str]
+) -> ConversationDigest:
+    """The digest of the conversation up to a step. `inherited` is the thinking that a bridge kept in its prompt."""
     thoughts = {**asked.thoughts, **inherited}
     if thought := thought_of(reply):
         thoughts[asked.messages] = thought
     replied = _link(bytes.fromhex(asked.whole), {**reply, "role": "assistant"}, {}, asked.defaults)
-    return Lineage(replied.hex(), asked.whole, asked.tools, asked.template, thoughts)
+    return ConversationDigest(replied.hex(), asked.whole, asked.tools, asked.template, thoughts)
 
 
 def thought_of(message: Mapping[str, Any]) -> str:

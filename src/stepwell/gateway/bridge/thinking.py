@@ -42,7 +42,7 @@ def thinking_to_prove(
 ) -> ThinkingPlaces:
     """The thinking of which the chat template must show as much as the bridge would; CannotBridge if that is known
     already."""
-    thoughts = parent.lineage.thoughts
+    thoughts = parent.conversation_digest.thoughts
     if not thoughts or policy is ThinkingPolicy.ALL:
         return NO_THINKING
     if policy is ThinkingPolicy.TOOL_CYCLE:

@@ -6,7 +6,7 @@
   never masked.
 - A masked token has the id of the mask, its log-probability is 0, and it is not trained. A step with a masked token is
   untrainable: the response was sampled from a context that is not stored.
-- A masked step has no lineage: a gateway must not continue a conversation from tokens that were masked.
+- A masked step has no conversation digest: a gateway must not continue a conversation from tokens that were masked.
 """
 
 from collections import OrderedDict, deque

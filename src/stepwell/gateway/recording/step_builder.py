@@ -35,7 +35,7 @@ class PromptOrigin(NamedTuple):
     """Where the prompt of a call comes from, and what its steps keep for calls that continue them."""
 
     prompt_made: str = ""
-    lineages: Sequence[JsonObject] = ()
+    conversation_digests: Sequence[JsonObject] = ()
     """One for each choice; none without a bridge."""
 
 
@@ -226,8 +226,8 @@ def build_steps(
     named: list[dict[str, Any]] = [{**told, "uid": uid} for uid in uids]
     if origin.prompt_made:
         for place, fields in enumerate(named):
-            lineage = origin.lineages[place] if place < len(origin.lineages) else {}
-            fields |= {"prompt_made": origin.prompt_made, "lineage": lineage}
+            digest = origin.conversation_digests[place] if place < len(origin.conversation_digests) else {}
+            fields |= {"prompt_made": origin.prompt_made, "lineage": digest}
     return [
         _build_step(pending, fields, choice, miscount, prompt_length)
         for fields, choice in zip(named, choices, strict=False)

@@ -211,7 +211,7 @@ class ObservedAgent:
     steps: tuple[Step, ...]
 
 
-class Harness:
+class LocalGateway:
     def __init__(
         self,
         http: aiohttp.ClientSession,
@@ -329,9 +329,9 @@ def _listen() -> socket.socket:
 
 
 @asynccontextmanager
-async def open_harness(
+async def open_local_gateway(
     engine: str, key: str | None, tokenizer: Any, decode: Decode, rescorer: EngineControl | None
-) -> AsyncIterator[Harness]:
+) -> AsyncIterator[LocalGateway]:
     """`tokenizer` may be None: the gateway needs one only for an engine that returns no ids. The gateway bridges, which
     matters only to calls of one trajectory."""
     pool = RecordingPool()
@@ -356,7 +356,7 @@ async def open_harness(
                 aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http,
                 GatewayClient(url) as gateway,
             ):
-                yield Harness(http, gateway, log, pool, decode, rescorer)
+                yield LocalGateway(http, gateway, log, pool, decode, rescorer)
         finally:
             server.should_exit = True
             await serving
