@@ -6,10 +6,12 @@
   safe addresses, the ID token is for this client, and it has a signature that only the provider can make.
 """
 
+import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import httpx2
 from authlib.integrations.starlette_client import OAuth, OAuthError
 from authlib.oidc.discovery import get_well_known_url
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from joserfc.errors import JoseError
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
@@ -25,11 +28,11 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller
 from stepwell.common.listening import is_safe_url
 from stepwell.dashboard.login.people import Claims, ListedPeople, name_of
-from stepwell.dashboard.login.sealed_cookie import SealedCookie
 from stepwell.errors import BadRequest, NotPermitted, NotReady
 
 log = logging.getLogger("stepwell.access")
 
+HOST_PREFIX = "__Host-"
 SESSION_SECONDS = 8 * 3600
 ATTEMPT_SECONDS = 10 * 60
 """The most seconds from /login to /login/callback: as long as a person may take at the provider."""
@@ -201,3 +204,49 @@ class OidcLogin:
             code = str(getattr(failure, "error", ""))
             why = f" ({code})" if ERROR_CODE.fullmatch(code) else ""
             raise BadRequest(f"this login is not valid{why}: log in again. The dashboard's log says more") from None
+
+
+class SealedCookie:
+    """A cookie that only this dashboard can read and make: encrypted and signed (Fernet), with an end.
+
+    - Nothing is stored.
+    - JavaScript does not see it, and a browser sends it with no request of another site, except when a person follows a
+      link or a redirect to the dashboard (SameSite=Lax): that is how a provider sends them back.
+    - Under https its name begins with __Host-: a browser takes it only from this host itself, over https.
+    """
+
+    def __init__(
+        self, name: str, secrets: Sequence[bytes], seconds: int, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Values are sealed with the first secret, and opened with any. Each has 32 bytes."""
+        self._name = name
+        self._fernet = MultiFernet([Fernet(urlsafe_b64encode(secret)) for secret in secrets])
+        self._seconds = seconds
+        self._clock = clock
+
+    def read(self, connection: HTTPConnection, *, is_https: bool) -> dict[str, Any] | None:
+        """None if there is none, or one that is forged or too old."""
+        sealed = connection.cookies.get(self._full_name(is_https))
+        if sealed is None:
+            return None
+        try:
+            opened = self._fernet.decrypt_at_time(sealed.encode(), self._seconds, int(self._clock()))
+        except InvalidToken:
+            return None
+        value: dict[str, Any] = json.loads(opened)
+        return value
+
+    def write(self, response: Response, value: Mapping[str, Any], *, is_https: bool) -> None:
+        sealed = self._fernet.encrypt_at_time(json.dumps(value).encode(), int(self._clock())).decode()
+        self._set(response, sealed, self._seconds, is_https)
+
+    def remove(self, response: Response, *, is_https: bool) -> None:
+        self._set(response, "", 0, is_https)
+
+    def _set(self, response: Response, text: str, seconds: int, is_https: bool) -> None:
+        response.set_cookie(
+            self._full_name(is_https), text, max_age=seconds, path="/", secure=is_https, httponly=True, samesite="lax"
+        )
+
+    def _full_name(self, is_https: bool) -> str:
+        return f"{HOST_PREFIX}{self._name}" if is_https else self._name
