@@ -24,7 +24,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_no_docstring_is_headless() -> None:
-    found = []
+    found: list[str] = []
     for module in sorted(ROOT.rglob("*.py")):
         place = module.relative_to(ROOT).as_posix()
         if not place.startswith(EXCLUDED):
