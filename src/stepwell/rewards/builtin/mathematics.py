@@ -78,7 +78,7 @@ def bounded_call(function: Callable[[], str], *, cpu_seconds: float) -> str | No
         _run_and_exit(function, write_end, cpu_seconds)
     os.close(write_end)
     try:
-        answer = _read(read_end, time.monotonic() + WALL_FACTOR * cpu_seconds)
+        answer = _read_answer(read_end, time.monotonic() + WALL_FACTOR * cpu_seconds)
     finally:
         os.close(read_end)
         os.kill(pid, signal.SIGKILL)
@@ -96,7 +96,7 @@ def _run_and_exit(function: Callable[[], str], write_end: int, cpu_seconds: floa
         os._exit(0)
 
 
-def _read(descriptor: int, deadline: float) -> str:
+def _read_answer(descriptor: int, deadline: float) -> str:
     data = b""
     while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
         chunk = os.read(descriptor, MOST_BYTES)
