@@ -26,7 +26,7 @@ PUBLIC: Mapping[str, Mapping[str, Sequence[str]]] = {
         "stepwell.agents.whitebox": ("AgentFlowBase", "Generation"),
         "stepwell.agents.claw_r1": ("AgentFlowBase", "ClawR1Flow", "Step", "register", "provide_modules"),
         "stepwell.agents.flows": ("SingleTurn", "ToolLoop", "SubprocessAgent", "last_number"),
-        "stepwell.agents.harnesses": ("ClaudeCode", "Codex", "OpenClaw", "Opencode", "QwenCode"),
+        "stepwell.agents.cli_agents": ("ClaudeCode", "Codex", "OpenClaw", "Opencode", "QwenCode"),
         "stepwell.agents.rollout": ("Rollout", "RolloutResult", "RolloutStatus"),
         "stepwell.agents.outcome": ("AgentFailure", "AgentFailed"),
         "stepwell.agents.rollouter": ("AsyncRollouter",),

@@ -16,7 +16,7 @@ import aiohttp
 from benchmarks.environments import installed_python
 from benchmarks.exactness_rig.observed_vllm import ScriptingProxy, serve_proxy
 from stepwell.agents.blackbox import BlackBoxAgentFlow
-from stepwell.agents.harnesses import HARNESSES
+from stepwell.agents.cli_agents import HARNESSES
 from stepwell.agents.rollout import RolloutStatus
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.step import Step

@@ -134,7 +134,7 @@ class Talk:
         written = self._write(call, reply)
         response = self.tokens.encode(written.text)
         sampled = Sampled(prompt, response, logprobs_array([-1.0] * len(response)), reply.finish_reason)
-        origin = PromptOrigin(plan.prompt_made, self._bridge.lineages(plan, [reply.message]))
+        origin = PromptOrigin(plan.prompt_made, self._bridge.conversation_digests(plan, [reply.message]))
         begun = PendingStep("t", "p", uid=f"step {len(self._steps)}")
         steps = build_steps(begun, [sampled], NO_USAGE, prompt_length=10**6, origin=origin)
         self._bridge.note(plan, steps)

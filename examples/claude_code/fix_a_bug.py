@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.agents.blackbox import BlackBoxAgentFlow
+from stepwell.agents.cli_agents import ClaudeCode
 from stepwell.agents.dataset import Dataset
-from stepwell.agents.harnesses import ClaudeCode
 from stepwell.agents.rollout import RolloutResult
 from stepwell.agents.rollouter import AsyncRollouter
 

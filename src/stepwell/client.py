@@ -31,7 +31,7 @@ WEIGHTS_PATIENCE = 8.0
 """Seconds that `connect` waits while only weights are missing: somebody must act, and is told so."""
 UNTRUSTED = "; if the CA of its certificate is your own, set SSL_CERT_FILE to a file with it"
 PROXY_ERRORS = (502, 503, 504)
-"""With these, a proxy tells that the gateway behind it does not answer."""
+"""The statuses by which a proxy tells that the gateway behind it does not answer."""
 
 
 def connect(url: str, *, key: str | None = None, timeout: float = 30.0) -> "Run":
@@ -115,7 +115,7 @@ class TrajectoryContext:
     reward: float | None = None
     """Set it before the end of the block. None leaves the rollout unscored, which is not the same as 0."""
     status: str = "open"
-    """After the block: completed, aborted, empty (there was no call) or late (the pool had closed it)."""
+    """The state after the block: completed, aborted, empty (there was no call) or late (the pool had closed it)."""
 
     def __init__(self, url: str, key: str | None, wanted: Mapping[str, Any], patience: float) -> None:
         self._url = url
@@ -164,7 +164,7 @@ class TrajectoryContext:
 
 
 def gateway_address(url: str) -> str:
-    """Without the /v1 of a base_url. BadRequest if it is no address."""
+    """The gateway's address, without the /v1 of a base_url. BadRequest if it is no address."""
     if not url.startswith(("http://", "https://")):
         raise BadRequest(f"{url!r} is not an address of a gateway; write http://host:port")
     return url.rstrip("/").removesuffix("/v1")

@@ -17,7 +17,7 @@ class StepwellError(Exception):
 
     @classmethod
     def code(cls) -> str:
-        """Its name in JSON: UnknownTrajectory is unknown_trajectory."""
+        """The name of the failure in JSON: UnknownTrajectory is unknown_trajectory."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __reduce__(self) -> tuple[type["StepwellError"], tuple[str]]:
@@ -129,7 +129,7 @@ class EngineSilent(SyncFailed):
 
 
 class NothingLearned(StepwellError):
-    """From several batches in a row nothing could be learned; the text says why, and what to do."""
+    """Nothing could be learned from several batches in a row; the text says why, and what to do."""
 
 
 class GatewayUnreachable(StepwellError):

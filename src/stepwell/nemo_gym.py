@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from nemo_gym.token_id_capture.records import TokenEntry
 
 RECORD = "nemo_gym"
-"""In a step's extras: Gym's record without its tokens."""
+"""The key in a step's extras of Gym's record without its tokens."""
 BEGUN, LOST = "nemo_gym_begun/", "nemo_gym_lost/"
-"""In a trajectory's metadata, before the id of a model call: it was to be made; it was not recorded."""
+"""The prefixes, in a trajectory's metadata, of the id of a model call: it was to be made; it was not recorded."""
 PROMPT, RESPONSE, LOGPROBS = "prompt_token_ids", "generation_token_ids", "generation_log_probs"
 OLDEST = 0
 """The policy version of a call whose begin this process has not seen: no weights are older."""
@@ -44,7 +44,7 @@ OF_A_TASK = re.compile(r"(?P<task>.+)-\d+(-a\d+)?")
 
 
 class PoolCapture:
-    """What sink, source and lineage share. They must name the same pool and the same `run`.
+    """The common part of sink, source and lineage. They must name the same pool and the same `run`.
 
     `run` keeps the rollouts of several runs apart: Gym numbers tasks and rollouts from 0 in each of them.
     """
@@ -149,7 +149,7 @@ class PoolTokenSource(PoolCapture):
     """Gym's TokenSource. `complete` gives a finished rollout to the trainers of the pool; `drop` takes it out of it."""
 
     async def freeze(self, rollout_id: str) -> "TokenCaptureSnapshot":
-        """What the pool has of the rollout. Later calls are still taken, and change the version."""
+        """The steps of the rollout that the pool has. Later calls are still taken, and change the version."""
         from nemo_gym.token_id_capture.protocols import TokenCaptureSnapshot
 
         steps = await self._steps(rollout_id)
@@ -238,7 +238,7 @@ def entry_of(step: Step) -> "TokenEntry":
 
 
 def lineage_of(entry: "TokenEntry") -> JsonObject:
-    """By which a later call finds this one; empty if Gym has not stamped the record."""
+    """The lineage by which a later call finds this one; empty if Gym has not stamped the record."""
     if not entry.continuation_fingerprint:
         return {}
     return {
@@ -263,5 +263,5 @@ def candidate_of(turn: RecordedTurn, rollout_id: str) -> "TokenEntry":
 
 
 def notes_of(steps: Sequence[Step]) -> list[str]:
-    """What the metadata of their trajectory says about its calls."""
+    """The notes about its calls in the metadata of their trajectory."""
     return sorted(name for name in (steps[0].metadata if steps else ()) if name.startswith((BEGUN, LOST)))

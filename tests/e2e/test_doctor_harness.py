@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stepwell.agents.harnesses import ClaudeCode
+from stepwell.agents.cli_agents import ClaudeCode
 from stepwell.doctor.harness_trial import TASK
 from tests.rig.agents import TaskEngine, installed
 from tests.rig.fake_engine import ToolCall

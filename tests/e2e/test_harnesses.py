@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from stepwell.agents.blackbox import BlackBoxAgentFlow
-from stepwell.agents.harnesses import HARNESSES, Codex, CommandLineHarness
+from stepwell.agents.cli_agents import HARNESSES, Codex, CommandLineHarness
 from stepwell.agents.rollout import RolloutResult, RolloutStatus
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stepwell.agents.harnesses import ModelAccess
+from stepwell.agents.cli_agents import ModelAccess
 from tests.rig.agents import AGENTS, Agent, TaskEngine
 from tests.rig.agents.engine import NOTE, PROMPT
 from tests.rig.agents.gateway import CONTROL_KEY, AgentsGateway, agents_gateway, reply_text

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.rewards.builtin.bounded_call import bounded_call
+from stepwell.rewards.builtin.mathematics import bounded_call
 from stepwell.rewards.loading import load
 from tests.unit.rewards.texts import answered
 

@@ -1,4 +1,4 @@
-"""One name for one thing: class names are unique, and a module name means the same in every room."""
+"""One name for one thing: class names are unique, and a module name means the same in every package."""
 
 import ast
 from collections import defaultdict
@@ -8,13 +8,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2] / "src" / "stepwell"
 
 SHARED_MODULES: Mapping[str, str] = {
-    "__main__": "the room as a program: python -m",
+    "__main__": "the package as a program: python -m",
     "app": "builds the ASGI application of a server",
     "calls": "calls of agents under way, as the pool knows them",
     "cli": "a command line",
     "client": "how another process reaches a service",
     "engine": "an inference engine",
-    "http": "the requests and responses of the room",
+    "http": "the requests and responses of the package",
     "journal": "what a pool's state writes to survive a restart",
     "leasing": "batches under lease",
     "lineage": "what a version of the policy was trained on",
@@ -36,7 +36,7 @@ SHARED_MODULES: Mapping[str, str] = {
     "trajectories": "the trajectories that a process knows",
     "watching": "reading a pool by its changes",
 }
-"""Module names that appear in several rooms, with the one meaning they have in all of them."""
+"""Module names that appear in several packages, with the one meaning they have in all of them."""
 
 OF_OTHERS: Mapping[str, set[str]] = {"agents/claw_r1.py": {"AgentFlowBase", "Step"}}
 """Class names that another project's programs ask for."""
@@ -64,7 +64,7 @@ def test_a_class_name_is_used_once() -> None:
     assert several(found) == {}
 
 
-def test_a_module_name_in_several_rooms_is_listed_with_its_meaning() -> None:
+def test_a_module_name_in_several_packages_is_listed_with_its_meaning() -> None:
     found: dict[str, list[str]] = defaultdict(list)
     for module in modules():
         found[module.stem].append(str(module.parent.relative_to(ROOT)))

@@ -31,9 +31,10 @@ DOMAIN = b"stepwell trajectory key 1\0"
 """Separates these HMACs from other uses of the same secret."""
 ISSUED_DOMAIN = b"stepwell trajectory key of an issued key 1\0"
 ISSUER_MARK = b"."
-"""Between the opener and the HMAC, in the keys of trajectories that were opened with an issued or a session key."""
+"""The separator between the opener and the HMAC, in the keys of trajectories that were opened with an issued or a
+session key."""
 USER_MARK = b"~"
-"""Before the name of a session key's user, where others have the id of an issued key."""
+"""The mark before the name of a session key's user, where others have the id of an issued key."""
 SESSION_KEY_PREFIX = b"sk-sws-"
 SESSION_DOMAIN = b"stepwell session key 1\0"
 CAPTURED, NOT_CAPTURED = b"1", b"0"
@@ -42,7 +43,7 @@ BASIC = b"basic "
 CACHED_KEYS = 10_000
 """An agent calls many times with the same key."""
 ANY_GROUP = ""
-"""In an owner's key, in the place of the prompt_uid. No group has this name."""
+"""The text that an owner's key has in the place of the prompt_uid. No group has this name."""
 LONGEST_MESSAGE = 1_000
 """Bytes of a trajectory's two names. Longer ones name nothing, and are not cached."""
 
@@ -157,7 +158,7 @@ class AccessKeys:
         return _session_key((self._control or (b"",))[0], key).decode("ascii")
 
     def find_session_key(self, authorization: str | bytes | None) -> SessionKey | None:
-        """What the session key in that header says; None if it has no valid one."""
+        """The session key in that header, read; None if it has no valid one."""
         given = _key_in(authorization)
         if not given.startswith(SESSION_KEY_PREFIX):
             return None
@@ -204,7 +205,7 @@ def _key_in(authorization: str | bytes | None) -> bytes:
 
 
 def _key_message(trajectory_uid: str, prompt_uid: str) -> bytes:
-    """Both names in one text that is different for every pair of names."""
+    """One text of both names, which is different for every pair of names."""
     return f"{len(trajectory_uid)}:{trajectory_uid}{prompt_uid}".encode(errors="surrogatepass")
 
 
@@ -231,7 +232,7 @@ def _session_key(control: bytes, key: SessionKey) -> bytes:
 
 
 def _read_session_key(key: bytes) -> SessionKey | None:
-    """What it says, whether it is valid or not; None if it says nothing."""
+    """The content of the key, whether it is valid or not; None if it cannot be read."""
     encoded = key.removeprefix(SESSION_KEY_PREFIX).partition(b".")[0]
     with suppress(ValueError):
         said = _decoded(encoded)

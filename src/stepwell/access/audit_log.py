@@ -100,13 +100,13 @@ class AuditLog:
 
 @dataclass(frozen=True, slots=True)
 class AuditCheck:
-    """What the check of a file found."""
+    """The result of the check of a file."""
 
     lines: int
     last: str
     """The hash of the last line."""
     fault: str = ""
-    """What is wrong, and in which line; empty if nothing is."""
+    """The first fault and its line; empty if there is none."""
 
 
 def verify(lines: Iterable[bytes], seen: str = "") -> AuditCheck:
@@ -128,7 +128,7 @@ def verify(lines: Iterable[bytes], seen: str = "") -> AuditCheck:
 
 
 def _read_line(line: bytes) -> tuple[str, str]:
-    """Its hash, and what is wrong with it."""
+    """The hash of the line, and its fault; the fault is empty if there is none."""
     found = ENDING.fullmatch(line, max(0, len(line) - ENDING_LENGTH))
     if found is None:
         return "", "is not an entry"
@@ -143,6 +143,6 @@ def _read_line(line: bytes) -> tuple[str, str]:
 
 
 def call_text(scope: Mapping[str, Any]) -> str:
-    """What is asked for, as the log names it: method, path and query. Bodies are not recorded."""
+    """The call, as the log names it: method, path and query. Bodies are not recorded."""
     query = scope.get("query_string", b"").decode("latin-1")
     return f"{scope['method']} {scope['path']}" + (f"?{query}" if query else "")

@@ -12,13 +12,13 @@ from typing import Any, cast
 from stepwell.errors import NotPermitted
 
 CALLER = "stepwell.caller"
-"""Where the ASGI scope has it."""
+"""The key under which the ASGI scope has the caller."""
 PROJECT_MARK = "."
 """The URLs of the Atropos server have room for it in the name of a channel, and for no slash."""
 
 
 class Role(StrEnum):
-    """What a key is for. The admin may do everything."""
+    """The purpose of a key. The admin may do everything."""
 
     TRAJECTORY = "trajectory"
     """The agent in one trajectory. The gateway makes these keys; no key file has one."""
@@ -30,13 +30,18 @@ class Role(StrEnum):
     """Gives rewards."""
     TRAINER = "trainer"
     """Takes batches."""
-    DOOR = "door"
+    ENVIRONMENT = "environment"
     """An environment at the Atropos server."""
     CURATOR = "curator"
     """Reads everything at the dashboard, and marks, rejects and relabels."""
     VIEWER = "viewer"
     """Reads states, metrics and the dashboard."""
     ADMIN = "admin"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Role | None":
+        """Key files of 0.2 call an environment `door`."""
+        return cls.ENVIRONMENT if value == "door" else None
 
 
 UNSCOPED = (Role.CURATOR, Role.VIEWER, Role.ADMIN)
@@ -45,7 +50,7 @@ UNSCOPED = (Role.CURATOR, Role.VIEWER, Role.ADMIN)
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """What a session key says of its holder."""
+    """The holder of a session key, as the key describes it."""
 
     user: str = ""
     is_captured: bool = True
@@ -57,12 +62,12 @@ class SessionKey:
 @dataclass(frozen=True, slots=True)
 class Caller:
     id: str
-    """Of the key, as `stepwell keys list` shows it; empty if no keys are checked."""
+    """The id of the key, as `stepwell keys list` shows it; empty if no keys are checked."""
     role: Role
     channels: tuple[str, ...] = ()
     projects: tuple[str, ...] = ()
     session: SessionKey | None = None
-    """Of a key with the role session."""
+    """The content of a key with the role session."""
     is_issued: bool = False
     """The key is in a key file, and so it can be revoked."""
 
@@ -104,11 +109,11 @@ class Caller:
 
 
 ANYONE = Caller("", Role.ADMIN)
-"""Where no keys are checked."""
+"""The caller where no keys are checked."""
 AGENT = Caller("", Role.TRAJECTORY)
-"""With the key of the trajectory that the URL names."""
+"""The caller that has the key of the trajectory which the URL names."""
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller:
-    """Of an ASGI scope that a server has checked."""
+    """The caller in an ASGI scope that a server has checked."""
     return cast("Caller", scope[CALLER])

@@ -84,7 +84,7 @@ class KeyFile:
         return None if issued is None or issued.why_void(self._clock()) else caller
 
     def why_void(self, key: bytes) -> str:
-        """What is wrong with a key that the file has; empty if it is unknown or valid."""
+        """The reason why a key of the file is void; empty if it is unknown or valid."""
         issued, _ = self._by_digest.get(digest_of(key), (None, None))
         why = issued.why_void(self._clock()) if issued else ""
         return f"the key {issued.id} {why}" if issued and why else ""

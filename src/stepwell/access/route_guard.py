@@ -16,7 +16,7 @@ Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 
 HOW = "send it as the header Authorization: Bearer KEY, or x-api-key: KEY"
 NO_STATUS = 0
-"""In the record, of a call that was not answered."""
+"""The status, in the record, of a call that was not answered."""
 
 
 class RouteGuard:

@@ -16,7 +16,7 @@ BELOW_A_TRAJECTORY = ("/v1", "", "/v1/v1", "/v1/v1/v1")
 ANY_V1 = rf"(?:/v1){{0,{len(BELOW_A_TRAJECTORY) - 1}}}"
 """One of BELOW_A_TRAJECTORY, as a regular expression."""
 ROOTS = (f"/{V1_ROOT}", f"/{V1_ROOT}/v1", *(f"/{SESSION_ROOT}{v1}" for v1 in BELOW_A_TRAJECTORY))
-"""Where a call opens a session, or its header names the trajectory: /v1 and its other spellings."""
+"""The places below which a call opens a session, or its header names the trajectory: /v1 and its other spellings."""
 UNRECORDED_ROOTS = tuple(f"/{UNRECORDED_ROOT}{v1}" for v1 in BELOW_A_TRAJECTORY)
 MODELS = "models"
 
@@ -27,7 +27,7 @@ class Route:
     path: str
     """A template, as the server's routes have it."""
     roles: frozenset[Role] = frozenset()
-    """Who may call it, beside the admin."""
+    """The roles that may call the route, beside the admin."""
     is_open: bool = False
     """Everyone may call it, without a key."""
     is_recorded: bool = False
@@ -41,7 +41,7 @@ class RouteTable:
         self._routes = {(route.method, route.path): route for route in routes}
 
     def find(self, method: str, path: str) -> Route:
-        """What is not in the table is for the admin."""
+        """The route of a request; the admin's if the table has none."""
         return self._routes.get((method, path)) or Route(method, path)
 
     def __iter__(self) -> Iterator[Route]:
@@ -74,12 +74,12 @@ def _at(roots: Iterable[str], method: str, calls: Iterable[str]) -> list[str]:
 
 READERS = (Role.VIEWER, Role.CURATOR)
 OPENERS = (Role.SESSION, Role.RUNNER)
-"""Who may open a trajectory."""
-SAMPLERS = (Role.RUNNER, Role.DOOR)
-"""Who may make model calls that are not recorded."""
-AT_ATROPOS = (Role.DOOR, Role.TRAINER, *READERS)
+"""The roles that may open a trajectory."""
+SAMPLERS = (Role.RUNNER, Role.ENVIRONMENT)
+"""The roles that may make model calls that are not recorded."""
+AT_ATROPOS = (Role.ENVIRONMENT, Role.TRAINER, *READERS)
 NOBODY: tuple[Role, ...] = ()
-"""Beside the admin."""
+"""No role: only the admin may call."""
 
 
 def gateway_routes(model_calls: Iterable[str]) -> RouteTable:
@@ -92,7 +92,7 @@ def gateway_routes(model_calls: Iterable[str]) -> RouteTable:
             *_read([Role.TRAJECTORY], *_below(TRAJECTORY_ROOT, "POST", model_calls)),
             *_read([Role.TRAJECTORY], *_below(TRAJECTORY_ROOT, "GET", [MODELS])),
             *_read(OPENERS, *_at(ROOTS, "POST", model_calls)),
-            *_read([*OPENERS, Role.DOOR, Role.TRAINER, *READERS], *_at(ROOTS, "GET", [MODELS])),
+            *_read([*OPENERS, Role.ENVIRONMENT, Role.TRAINER, *READERS], *_at(ROOTS, "GET", [MODELS])),
             *_change(OPENERS, "POST /init_trajectory"),
             *_change([Role.RUNNER], *_below(TRAJECTORY_ROOT, "POST", steering), "POST /submit_steps"),
             *_change([Role.REWARD], *_below(TRAJECTORY_ROOT, "POST", ["feedback"])),
@@ -114,9 +114,9 @@ ATROPOS_ROUTES = RouteTable(
         *_open("GET /health", "GET /ready"),
         *_read(READERS, "GET /metrics", scoped=False),
         *_read(AT_ATROPOS, "GET /", "GET /info", "GET /wandb_info", "GET /status"),
-        *_change([Role.DOOR], "POST /register-env", "POST /disconnect-env"),
-        *_change([Role.DOOR], "POST /scored_data", "POST /scored_data_list"),
-        *_read([Role.DOOR], "GET /status-env"),
+        *_change([Role.ENVIRONMENT], "POST /register-env", "POST /disconnect-env"),
+        *_change([Role.ENVIRONMENT], "POST /scored_data", "POST /scored_data_list"),
+        *_read([Role.ENVIRONMENT], "GET /status-env"),
         *_change([Role.TRAINER], "POST /register", "POST /batch/ack", "POST /batch/nack"),
         *_read([Role.TRAINER], "GET /batch"),
         *_read([Role.TRAINER, *READERS], "GET /latest_example"),
@@ -136,4 +136,4 @@ DASHBOARD_ROUTES = RouteTable(
         *_change([Role.CURATOR], "POST /api/curate", scoped=False),
     ]
 )
-"""It shows all channels: a key for some of them is refused."""
+"""The routes of the dashboard. They show all channels: a key for some of them is refused."""

@@ -54,7 +54,7 @@ class Step:
     prompt_uid: str = ""
     step_index: int = 0
     policy_version: int = 0
-    """What the engine told of the generation takes precedence."""
+    """The policy version that the step names; the engine's report of the generation takes precedence."""
     is_last: bool = False
     metadata: dict[str, Any] | None = None
 
@@ -218,7 +218,7 @@ class AgentFlowBase(ABC):
         return made(shapes.SubmittedStep, **fields, **names)
 
     def _told_of(self, step: Step) -> dict[str, Any]:
-        """What the gateway told of the generation that a step consists of, or begins with the tokens of. Steps may go
+        """The gateway's report of the generation that a step consists of, or whose tokens it begins with. Steps may go
         to another gateway than the one that remembers it."""
         length, tokens = len(step.response_ids), (list(step.prompt_ids), list(step.response_ids))
         same = [done for prompt, done in reversed(self._generations) if (prompt, done.token_ids[:length]) == tokens]
@@ -288,7 +288,7 @@ class ClawR1Flow(AgentFlow):
 
 
 def _are_equal(told: Sequence[float], submitted: Sequence[float] | None) -> bool:
-    """As 32-bit numbers: a flow may have kept them in an array."""
+    """Compares as 32-bit numbers: a flow may have kept them in an array."""
     return submitted is not None and np.array_equal(np.array(told, np.float32), np.array(submitted, np.float32))
 
 

@@ -210,7 +210,7 @@ def made(shape: type[S], **fields: object) -> S:
 
 
 def as_reward(given: object) -> float | None:
-    """What an agent returned, as a reward. BadReward if it is not a finite number or None."""
+    """The return value of an agent, as a reward. BadReward if it is not a finite number or None."""
     if given is None:
         return None
     if not isinstance(given, Real | np.bool_):

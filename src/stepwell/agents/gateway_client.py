@@ -33,9 +33,9 @@ S = TypeVar("S", bound=BaseModel)
 Temporary: TypeAlias = tuple[type[StepwellError], ...]
 
 TIMEOUT = aiohttp.ClientTimeout(total=90, sock_connect=10)
-"""For the gateway's own calls. Longer than the gateway waits itself, so its error text arrives."""
+"""The timeout of the gateway's own calls. Longer than the gateway waits itself, so its error text arrives."""
 SAMPLING = aiohttp.ClientTimeout(total=None, sock_connect=10)
-"""For calls that wait for the model: the caller has its own limit."""
+"""The timeout of calls that wait for the model: none, because the caller has its own limit."""
 PATIENCE = 120.0
 """Seconds to wait for a gateway or pool that is unavailable."""
 BACKOFF = Backoff(first=0.1, longest=2.0)

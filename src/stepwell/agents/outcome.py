@@ -27,7 +27,7 @@ from stepwell.errors import BadRequest, ContextLengthExceeded, StepwellError, To
 
 class AgentFailure(StrEnum):
     TOO_LONG = "too_long"
-    """It took longer than the flow's timeout, or an operation of its own timed out."""
+    """The agent took longer than the flow's timeout, or an operation of its own timed out."""
     CONTEXT_OVERFLOW = "context_overflow"
     """The conversation became longer than the model's context."""
     GAVE_UP = "gave_up"
@@ -97,7 +97,7 @@ OVERFLOW_TEXTS = (ContextLengthExceeded.code(), "maximum context length", "promp
 TIMEOUTS = ("APITimeoutError", "ReadTimeout", "ReadTimeoutError", "TimeoutExpired")
 """Exceptions of clients and of subprocess for an answer that does not come; no base class is common to them."""
 HTTP_PACKAGES = ("aiohttp", "anthropic", "httpcore", "httpx", "httpx2", "openai", "requests", "urllib3")
-"""Their exceptions are about connections, if they have no HTTP status."""
+"""Packages whose exceptions are about connections, if they have no HTTP status."""
 
 _NUMBERS = {**MACHINE_ERRNOS, **NETWORK_ERRNOS}
 _TOLD = re.compile(

@@ -38,13 +38,13 @@ class RolloutResult:
     attempt: int
     channel: str
     reward: float | None = None
-    """What the agent returned, or the flow's reward for its failure; None if another part scores it."""
+    """The agent's return value, or the flow's reward for its failure; None if another part scores the rollout."""
     failure: AgentFailure | None = None
     """How the policy failed; None if it did not."""
     exception: str = ""
     """The type of the exception that ended it; empty if none did, and for the failures that have names."""
     why: str = ""
-    """What went wrong; empty if nothing."""
+    """The reason of a failure; empty if there was none."""
     seconds: float = 0.0
 
     @property
@@ -57,7 +57,7 @@ class Rollout:
     """One trajectory to be made: the agent's argument."""
 
     base_url: str
-    """For any OpenAI client."""
+    """The base URL for any OpenAI client."""
     api_key: str
     sample: Sample
     prompt_uid: str
@@ -85,7 +85,7 @@ class RolloutCounts:
     given_up: int = 0
     """Groups in which a rollout failed after all its retries."""
     rollouts: Counter[str] = field(default_factory=Counter)
-    """By status."""
+    """The number of rollouts by status."""
     failures: Counter[AgentFailure] = field(default_factory=Counter)
     """Failures of the policy; these rollouts are completed."""
     rewards: deque[float] = field(default_factory=lambda: deque(maxlen=LAST_REWARDS))
@@ -93,7 +93,7 @@ class RolloutCounts:
     exceptions: Counter[str] = field(default_factory=Counter)
     """Rollouts that an exception ended, completed or not, by its type."""
     last_exceptions: deque[str] = field(default_factory=lambda: deque(maxlen=ALARM_AMONG))
-    """Those of the last rollouts; empty for a rollout without one."""
+    """The exceptions of the last rollouts; empty for a rollout without one."""
     why: str = ""
     """The last failure."""
 

@@ -173,8 +173,8 @@ class AsyncRollouter:
         return self._refusal
 
     def _validate_if_due(self, schedule: RolloutSchedule, validation: Validation, version: int | None) -> None:
-        """At the start, then each time the version has grown by `every`. An unknown version counts as 0: the weights
-        that an engine starts with have no number."""
+        """Validates at the start, then each time the version has grown by `every`. An unknown version counts as 0: the
+        weights that an engine starts with have no number."""
         number = version or 0
         is_due = self._next_validation is None or number >= self._next_validation
         if is_due and not schedule.is_validating and not schedule.is_stopping:

@@ -31,7 +31,7 @@ class ScheduledGroup:
     prompt: Prompt
     is_validation: bool
     number: int
-    """In the order of opening."""
+    """The place in the order of opening."""
     waiting: deque[int]
     """The attempt numbers of the rollouts to start."""
     running: set[RolloutStart] = field(default_factory=set)

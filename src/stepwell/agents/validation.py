@@ -11,7 +11,7 @@ from stepwell.agents.rollout import RolloutResult
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
     flow: AgentFlow
-    """On another channel than training, with its own group size and possibly another agent."""
+    """A flow on another channel than training, with its own group size and possibly another agent."""
     dataset: Dataset
     every: int = 10
     """Policy versions."""
@@ -20,9 +20,10 @@ class Validation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationReport:
     policy_version: int | None
-    """At the start of the round; None if no engine reports a number. The weights may change during a round."""
+    """The version at the start of the round; None if no engine reports a number. The weights may change during a
+    round."""
     mean_reward: float | None
-    """Of the rollouts that their agent scored; None if there is none."""
+    """The mean over the rollouts that their agent scored; None if there is none."""
     scored: int
     completed: int
     failed: int

@@ -29,14 +29,14 @@ DUPLICATE = "duplicate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine sampled from a prompt."""
+    """The tokens that an engine sampled from a prompt."""
 
     prompt_ids: list[int]
     token_ids: list[int]
     log_probs: list[float]
     stop_reason: str | None
     policy_version: int
-    """Of the oldest token."""
+    """The version that sampled the oldest token."""
     version_spans: tuple[VersionSpan, ...]
     sampling: Mapping[str, Any]
     """The parameters in force."""

@@ -49,7 +49,7 @@ SEQUENCE_WEIGHT = 2**13
 PIECE = 1024
 """Sequences of one request that are packed and sent at a time, unless a single group has more."""
 MAX_SEQUENCES = 2**14
-"""In one request: some seconds of work."""
+"""The most sequences in one request: some seconds of work."""
 DIGEST_DIGITS = 32
 
 
@@ -73,7 +73,7 @@ class OpenReads:
                 self._none.set()
 
     async def wait(self) -> None:
-        """Until there are none, or for READING_TIMEOUT."""
+        """Waits until there are no open reads, or for READING_TIMEOUT."""
         if self._none.is_set():
             return
         with contextlib.suppress(TimeoutError):
@@ -118,7 +118,7 @@ def _with_scores(groups: Sequence[ScoredGroup], env_id: str | None) -> list[Scor
 
 
 def _with_env_id(group: ScoredGroup, env_id: str | None) -> ScoredGroup:
-    """With the env_id of the URL, unless the group names one itself."""
+    """The group with the env_id of the URL, unless it names one itself."""
     if env_id is None or group.env_id is not None:
         return group
     if not env_id.isdecimal():
@@ -167,7 +167,8 @@ class GroupIntake:
     async def submit(
         self, channel: str, registry: Registry, groups: Sequence[ScoredGroup], key: str | None, now: float
     ) -> list[bool]:
-        """For each group, whether the pool had it already. PoolFull if there is no room for one of them."""
+        """Sends the groups, and tells for each one whether the pool had it already. PoolFull if there is no room for
+        one of them."""
         _check_sizes(groups, registry)
         repeated: list[bool] = []
         for piece in _pieces(groups):

@@ -36,7 +36,7 @@ FIRST_PIECE, LARGEST_PIECE = 2**10, 2**16
 """Bytes of gzip decompressed at once: at the beginning of a member, and at most. What follows a member's end is copied,
 and most members of a hostile body end at once."""
 MOST_MEMBERS = 10_000
-"""Of a gzip body. Clients send one; blocked gzip has one for each 64 KiB."""
+"""The most members of a gzip body. Clients send one; blocked gzip has one for each 64 KiB."""
 ZSTD_PIECE = 1024
 """Bytes decompressed at once: the format lets them become at most some ten megabytes."""
 RETRY_AFTER = "5"
@@ -84,7 +84,7 @@ class AtroposRequest(Request):
         self._max_body = max_body
 
     async def call(self, shape: type[M]) -> M:
-        """What a small body says."""
+        """The content of a small body."""
         self._max_body = min(self._max_body, SMALL_BODY)
         return read_call(shape, await self.body())
 

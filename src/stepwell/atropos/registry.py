@@ -25,7 +25,7 @@ from stepwell.wire.atropos_calls import EnvRegistration, EnvStatus, TrainerRegis
 SILENCE = 300.0
 """Seconds after which a silent environment does not count, until it calls again."""
 LEAST_WEIGHT = 0.01
-"""So that every environment gets some rollouts."""
+"""The least weight, so that every environment gets some rollouts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class RegisteredEnv:
     wanted: EnvRegistration
     is_disconnected: bool = False
     heard_at: Annotated[float, Field(exclude=True)] = 0.0
-    """Not in the file: after a restart, it has SILENCE seconds to call."""
+    """The time of the last call. It is not in the file: after a restart, an environment has SILENCE seconds to call."""
 
     def is_connected(self, now: float) -> bool:
         return not self.is_disconnected and now - self.heard_at <= SILENCE
@@ -54,7 +54,7 @@ class Registry:
     """Whether the trainer has asked for a batch."""
     step: int = 0
     environments: list[RegisteredEnv] = field(default_factory=list)
-    """By number."""
+    """The environments by number."""
 
     def register(self, trainer: TrainerRegistration) -> None:
         """The same registration again changes nothing. A different one replaces it and sets the step."""

@@ -51,8 +51,8 @@ class DashboardSettings(ServerSection, env_prefix="STEPWELL_DASHBOARD_"):
     """Let people log in at this OIDC provider: https://… . Needs control keys, --oidc-client-id, a list of people, and
     the extra `oidc` of the package."""
     oidc_client_id: str | None = None
-    """What the provider knows this dashboard by. Its secret is no flag: STEPWELL_DASHBOARD_OIDC_CLIENT_SECRET in the
-    environment; without it, the dashboard is a public client."""
+    """The name by which the provider knows this dashboard. Its secret is no flag: STEPWELL_DASHBOARD_OIDC_CLIENT_SECRET
+    in the environment; without it, the dashboard is a public client."""
     oidc_viewers: People = ()
     """Who may log in and look, separated by commas: mail addresses that the provider has verified, or group:NAME for
     all with that name in the claim `groups`."""

@@ -22,8 +22,8 @@ class DemoSettings(Section, env_prefix="STEPWELL_DEMO_"):
     examples = ("stepwell demo", "stepwell demo --task live")
 
     task: Literal["rev", "tool", "live"] = "rev"
-    """What the model learns: rev, to reverse a word; tool, to call a calculator and repeat its result; live, what the
-    users of a chat service want, from what they say next, while a guard rolls back a bad update."""
+    """The task that the model learns: rev, to reverse a word; tool, to call a calculator and repeat its result; live,
+    what the users of a chat service want, from what they say next, while a guard rolls back a bad update."""
     seed: int = 0
     """Seed of the model's weights, of the held-out samples and of the order of the other samples."""
     updates: int | None = Field(default=None, ge=1)

@@ -91,7 +91,7 @@ def _print(report: "Report") -> None:
 
 
 def _show_progress(next_check: str) -> None:
-    """In a terminal: one line that each call overwrites."""
+    """Shows the progress in a terminal: one line that each call overwrites."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{next_check and f'examining: {next_check} … '}")
         sys.stderr.flush()

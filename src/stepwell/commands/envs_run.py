@@ -30,7 +30,7 @@ class EnvsRunSettings(Section, env_prefix="STEPWELL_ENVS_"):
     )
 
     framework: CliPositionalArg[Literal["verifiers", "harbor"]]
-    """Whose tasks they are."""
+    """The framework whose tasks these are."""
     tasks: CliPositionalArg[str]
     """verifiers: the id of a taskset. Harbor: the folder of a task, or a folder of such folders."""
     gateway: str = "http://127.0.0.1:8100"

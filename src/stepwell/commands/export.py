@@ -119,7 +119,7 @@ def run_import(settings: ImportSettings) -> None:
 
 
 async def export_steps(settings: ExportSettings, pool: PoolClient | None, decode: Decode | None, say: Say) -> None:
-    """From the pool, or without one from files."""
+    """Exports from the pool, or without one from files."""
     shape = make_shape(settings, decode)
     selection = make_selection(settings)
     with open_target(settings.to, settings.format or format_of(settings.to), shape) as target:

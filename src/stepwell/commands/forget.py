@@ -53,13 +53,13 @@ class ForgetSettings(PoolSection, env_prefix="STEPWELL_FORGET_"):
     """The user of a session, or what the metadata of a trajectory names as its subject. Other users of this machine can
     read a command line; the environment variable STEPWELL_FORGET_SUBJECT is private."""
     older_than: Duration | None = None
-    """In place of a subject: everything whose first call began longer ago than this, 30d for example; and what is older
-    than the retention that it was opened with."""
+    """Instead of a subject: everything whose first call began longer ago than this, 30d for example; and data that is
+    older than the retention that it was opened with."""
     overdue: bool = False
-    """In place of a subject: show what the pool's retention keeps though it is too old by the wall clock, because the
-    pool has not run for so long since it came: the pool was off, or the clock is wrong."""
+    """Instead of a subject: show data that the pool's retention keeps though it is too old by the wall clock, because
+    the pool has not run for so long since it came: the pool was off, or the clock is wrong."""
     confirm: bool = False
-    """With --overdue: the clock is right. Delete it."""
+    """Delete what --overdue shows: the clock is right."""
     archive: Listed = ()
     """Further folders of Parquet files to clean, besides the archive of the pool: exports of --shape steps, copies,
     older archives. Separated by commas."""
@@ -117,7 +117,8 @@ async def forget_overdue(pool: PoolClient, seconds: float, folders: Sequence[str
 
 
 async def forget_kept_back(pool: PoolClient, *, confirm: bool) -> str:
-    """What the retention keeps though it is too old by the clock. With `confirm`, it is deleted. Returns words."""
+    """Lists the data that the retention keeps though it is too old by the clock. With `confirm`, it is deleted. Returns
+    words."""
     found = [overdue for overdue in await pool.ask_long(FindOverdue()) if overdue.count]
     if not found:
         return "nothing: the retention has deleted all that is too old"

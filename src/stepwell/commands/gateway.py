@@ -106,9 +106,9 @@ class GatewaySettings(ServerSection, env_prefix="STEPWELL_GATEWAY_"):
     """Fields of chat and completion requests that engines get beside the usual ones, separated by commas, such as
     structured_outputs; others are removed."""
     quota: Listed = ()
-    """What one trajectory, or the user of a session key in all sessions, may use at a time, as NAME=NUMBER, separated
-    by commas: in_flight calls (512), bytes of their requests (134217728), and calls per_second and tokens_per_second
-    (0: any)."""
+    """The most that one trajectory, or the user of a session key in all sessions, may use at a time, as NAME=NUMBER,
+    separated by commas: in_flight calls (512), bytes of their requests (134217728), and calls per_second and
+    tokens_per_second (0: any)."""
     tool_calls: Literal["parsed", "text"] = "parsed"
     """How chat clients get the model's tool calls: parsed by the engine, or as the model writes them in the text of its
     message, for agents that parse them by themselves."""
@@ -119,8 +119,8 @@ class GatewaySettings(ServerSection, env_prefix="STEPWELL_GATEWAY_"):
     """on sends a call that continues a recorded conversation to the engine as exact token ids, so that the turns of a
     rollout are trained as one sequence; off lets the engine render every prompt from its messages."""
     thinking: Literal["template", "tool_cycle", "all"] = "template"
-    """What the model sees of its own earlier thinking over a bridge: what the chat template shows, all of it until the
-    user's next message, or all of it."""
+    """The part of its own earlier thinking that the model sees over a bridge: what the chat template shows, all of it
+    until the user's next message, or all of it."""
     session_sample: float = Field(default=1.0, ge=0, le=1)
     """Share of sessions that are recorded; the same ones at every gateway with the same share."""
     redact: str | None = None
@@ -131,7 +131,7 @@ class GatewaySettings(ServerSection, env_prefix="STEPWELL_GATEWAY_"):
     spool_bytes: int = Field(default=16 * 2**30, ge=2**20)
     """Most bytes of steps in the spool; beyond that, the oldest are given up and counted."""
     atropos: bool = False
-    """Also serve the Atropos-compatible API, below /atropos."""
+    """Serve the Atropos-compatible API too, below /atropos."""
     atropos_state: str | None = None
     """File that keeps the registrations and step count of the Atropos-compatible API across restarts."""
     port: Port = 8100

@@ -49,10 +49,12 @@ class CreateKeySettings(KeysSection):
 
     examples = ("stepwell keys create --role runner --name math-rollouts --channel math --expires 30d",)
 
-    role: Literal["session", "runner", "reward", "trainer", "door", "curator", "viewer", "admin"]
-    """What the key is for; docs/operations/security.md lists what each role may call."""
+    role: Literal["session", "runner", "reward", "trainer", "environment", "curator", "viewer", "admin", "door"]
+    """The role of the key; docs/operations/security.md lists what each role may call.
+    `door` is the name of `environment` in 0.2."""
     name: str = ""
-    """Of its holder, in lower-case letters, digits, - and _. The key's id begins with it; without it, with the role."""
+    """The name of the key's holder, in lower-case letters, digits, - and _. The key's id begins with it; without it,
+    with the role."""
     channel: Listed = ()
     """Channels that the key is for, separated by commas; without any, all."""
     project: Listed = ()
@@ -143,7 +145,7 @@ def _day(at: float) -> str:
 
 
 def _as_json(keys: Sequence[IssuedKey]) -> str:
-    """Without the hashes, which nobody needs."""
+    """The keys as JSON, without the hashes, which nobody needs."""
     shown = [{name: value for name, value in asdict(key).items() if name != "digest"} for key in keys]
     return json.dumps(shown, indent=2)
 

@@ -1,4 +1,4 @@
-"""What `stepwell up` is given, and what it starts: the settings of every part.
+"""The plan of `stepwell up`: the settings of every part that it starts.
 
 - They come from flags, the environment, ./stepwell.toml and what the engine reports: defaults < engine < file <
   environment < flags. The tables of that file take the settings of the commands that `up` starts, under the same names;
@@ -83,7 +83,7 @@ class UpSettings(Section, env_prefix="STEPWELL_UP_"):
     reward: str | None = None
     """Score unscored trajectories with this function: module:function, path/to/file.py:function, or a built-in."""
     atropos: bool = False
-    """Also serve the Atropos-compatible API, below /atropos of the gateway."""
+    """Serve the Atropos-compatible API too, below /atropos of the gateway."""
     host: str | None = None
     """Address to listen on; without it, 127.0.0.1."""
     port: int | None = Field(default=None, ge=1, le=65535)
@@ -148,7 +148,7 @@ def _from_file(settings: type[BaseSettings]) -> PydanticBaseSettingsSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What an engine reports of the model that it serves; None if it does not report it."""
+    """The engine's report of the model that it serves; fields are None that it does not report."""
 
     name: str
     root: str | None

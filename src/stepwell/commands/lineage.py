@@ -29,7 +29,7 @@ class LineageSettings(Section, env_prefix="STEPWELL_LINEAGE_"):
     trajectory: str | None = None
     """Show the batches and versions that this trajectory is in, by its uid or the hash of it."""
     verify: bool = False
-    """Also rebuild these batches from the archive, and compare their hashes. It fails if one differs."""
+    """Rebuild these batches from the archive too, and compare their hashes. It fails if one differs."""
     as_json: bool = Field(default=False, alias="json")
     """Print it as JSON."""
 

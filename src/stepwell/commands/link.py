@@ -39,7 +39,7 @@ class LinkSettings(PoolSection, env_prefix="STEPWELL_LINK_"):
 
 
 def run_link(settings: LinkSettings) -> None:
-    """Until a signal ends it, also while Ray is away. Its clients repeat what is under way then."""
+    """Runs the link until a signal ends it, also while Ray is away. Its clients repeat what is under way then."""
     from stepwell.pool.client.network_link import read_secrets
 
     check_certificate(settings.tls_cert, settings.tls_key)

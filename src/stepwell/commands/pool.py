@@ -46,7 +46,7 @@ class PoolSettings(RaySection, env_prefix="STEPWELL_POOL_"):
     journal: str | None = None
     """Folder of the journals, or postgresql:// URL; with it, a killed pool restarts with all acknowledged data."""
     sync: Literal["full", "normal"] = "full"
-    """What acknowledged data survives: full, a loss of power; normal, a kill of the process."""
+    """The event that acknowledged data survives: full, a loss of power; normal, a kill of the process."""
     new_journals: bool = False
     """Create journals that are missing while others of the pool are there; what they held is given up."""
     min_free_bytes: int = Field(default=256 * 2**20, ge=0)
@@ -63,7 +63,7 @@ class PoolSettings(RaySection, env_prefix="STEPWELL_POOL_"):
     """Bytes held per channel and shard; without it, an eighth of the memory of the shard's node or container, divided
     by the number of shards."""
     overflow: Literal["drop_oldest", "refuse"] = "drop_oldest"
-    """What a full channel does: drop_oldest, or refuse new trajectories."""
+    """The reaction of a full channel: drop_oldest, or refuse new trajectories."""
     group_size: int = Field(default=1, ge=1, validation_alias=GROUP_SIZE)
     """Trajectories in a group, where the registration does not say it. --n-rollouts is another name of this flag."""
     order: Literal["oldest_ready", "strict"] = "oldest_ready"
@@ -71,7 +71,7 @@ class PoolSettings(RaySection, env_prefix="STEPWELL_POOL_"):
     group_deadline: float | None = Field(default=None, gt=0)
     """Seconds that a group may take to complete."""
     on_deadline: Literal["partial", "drop", "refill"] = "partial"
-    """What happens at the deadline: ship the group partial, drop it, or refill it."""
+    """The treatment of an incomplete group at the deadline: ship it partial, drop it, or refill it."""
     unfinished_reward: FiniteFloat | Literal["drop"] = 0.0
     """Reward of a rollout that is open at its group's deadline; drop: it is not trained, and fills no place."""
     min_group_size: int = Field(default=1, ge=1)
@@ -79,15 +79,15 @@ class PoolSettings(RaySection, env_prefix="STEPWELL_POOL_"):
     max_staleness: int | None = Field(default=None, ge=0)
     """Policy versions that the oldest token may be behind when it is shipped."""
     on_stale: Literal[*CONSEQUENCES] = "drop"  # type: ignore[valid-type]
-    """What happens to older data: drop it, keep it, or mask its tokens."""
+    """The treatment of older data: drop it, keep it, or mask its tokens."""
     require_reward: bool = False
     """Hold a group back until each of its trajectories has a reward; offer unscored ones to reward workers."""
     reward_attempts: int = Field(default=3, ge=1)
     """How often reward workers may fail to score a trajectory."""
     on_reward_failure: Literal["drop", "drop_group", "keep"] = "drop"
-    """What happens after that: drop the trajectory, drop its group, or keep it without a reward."""
+    """The consequence of the last failure: drop the trajectory, drop its group, or keep it without a reward."""
     on_incomplete: Literal["leave_out", "keep"] = "leave_out"
-    """What happens to a rollout that may lack a call, because its gateway died: leave it out of batches, or keep it."""
+    """The treatment of a rollout that may lack a call because its gateway died: leave it out of batches, or keep it."""
     trained_models: Listed = ()
     """Names of the model or adapters that are trained, as the engines report them; steps of others are left out."""
     history_size: int = Field(default=0, ge=0)
@@ -152,7 +152,7 @@ async def _keep_pool(settings: PoolSettings) -> None:
     link.start()
 
     async def create(*, changes_shards: bool = False) -> None:
-        """In a process of its own, because a process that has joined Ray ends with Ray's head."""
+        """Creates the pool in a process of its own, because a process that has joined Ray ends with Ray's head."""
         context = multiprocessing.get_context("spawn")
         process = context.Process(target=_create_pool, args=(settings,), kwargs={"changes_shards": changes_shards})
         process.start()

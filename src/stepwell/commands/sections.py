@@ -1,4 +1,4 @@
-"""What all settings have in common, and how they are read: defaults < environment < flags.
+"""The common base of all settings, and how they are read: defaults < environment < flags.
 
 - An unknown key is an error.
 - A field's docstring is its line in --help.
@@ -23,7 +23,7 @@ from stepwell.errors import BadRequest
 DNS = "dns://"
 DNS_ADDRESS = re.compile(r"dns://[^/:\s]+:\d+")
 HOST_NAME = re.compile(r"[A-Za-z0-9_.\-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
-"""Of a host, without a port; or an IPv6 address."""
+"""The name of a host, without a port; or an IPv6 address."""
 
 METAVARS: Mapping[str, str] = {
     flag: metavar
@@ -60,7 +60,7 @@ METAVARS: Mapping[str, str] = {
     }.items()
     for flag in flags.split()
 }
-"""What --help shows for a flag's value. A flag that is not listed takes what TYPES says of its type."""
+"""The placeholder that --help shows for a flag's value. A flag that is not listed takes what TYPES says of its type."""
 TYPES: Mapping[str, str] = {"str": "NAME", "tuple[str,...]": "NAMES", "int": "COUNT", "float": "NUMBER"}
 NO_DEFAULT = re.compile(r" \(default(?: factory)?: (?:None|False|\(\)|dict)\)$")
 LISTED_DEFAULT = re.compile(r"\(default: \('([^']*)',\)\)$")
@@ -232,7 +232,7 @@ def read_settings(settings: type[S], argv: Sequence[str], command: str) -> S:
 
 
 def flags_of(settings: type[Section], command: str) -> CliSettingsSource[Any]:
-    """What reads the flags of a command. Its parser writes --help."""
+    """The reader of a command's flags. Its parser writes --help."""
     examples = (f"  {line}" for example in settings.examples for line in example.splitlines())
     parser = FlagParser(command, settings.__doc__, usage=None, epilog="\n".join(("examples:", *examples)))
     return CliSettingsSource[Any](settings, root_parser=parser, add_argument_method=_add_argument)

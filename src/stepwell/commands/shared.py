@@ -1,4 +1,4 @@
-"""What several commands do with their settings: they reach the DataPool, serve HTTP, and ask servers over HTTP.
+"""Helpers that several commands use with their settings: to reach the DataPool, serve HTTP, and ask servers over HTTP.
 
 What serves is imported by the function that serves: a process that only keeps others running does without it.
 """
@@ -34,7 +34,7 @@ log = logging.getLogger("stepwell")
 BACKLOG = 2048
 """Connections that wait to be accepted."""
 TLS_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""For TLS 1.2; those of TLS 1.3 are all as good."""
+"""The ciphers for TLS 1.2; those of TLS 1.3 are all as good."""
 GC_THRESHOLD = (50_000, 20, 50)
 """A call makes about a thousand small objects, nearly all without cycles; so cycles are searched for less often."""
 IDLE_CONNECTION_TIMEOUT = 75
@@ -46,7 +46,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def join_pool(settings: PoolSection) -> "PoolClient":
-    """By a link over the network, if the settings name one; otherwise this process joins Ray."""
+    """Joins by a link over the network, if the settings name one; otherwise this process joins Ray."""
     from stepwell.pool.client import PoolClient
     from stepwell.pool.client.ray_cluster import join_ray
 
@@ -67,7 +67,7 @@ def network_link(settings: ServerSection) -> "LinkClient | None":
 
 
 def check_listening(settings: ServerSection) -> None:
-    """Before anything is started."""
+    """Checks host, keys and certificate before anything is started."""
     variable = f"{settings.model_config.get('env_prefix')}CONTROL_KEYS"
     listening.require_safe_address(
         settings.host, has_keys=bool(settings.control_keys), insecure=settings.insecure, variable=variable
@@ -103,7 +103,7 @@ def hosts_of(settings: ServerSection) -> ServedHosts | None:
 
 
 def serve(name: str, app: "ASGIApp", settings: ServerSection, sockets: Sequence[socket.socket] = ()) -> None:
-    """Until a signal ends it. On its host and port, unless sockets are given that listen already."""
+    """Serves until a signal ends it, on its host and port, unless sockets are given that listen already."""
     import uvicorn
 
     from stepwell.common.bounded_http import MOST_CONNECTIONS, BoundedHttp

@@ -1,1 +1,1 @@
-"""Helpers that know nothing of steps or pools; at least two rooms use each."""
+"""Helpers that know nothing of steps or pools; at least two packages use each."""

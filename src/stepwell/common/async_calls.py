@@ -27,7 +27,7 @@ async def call(function: Callable[..., T] | Callable[..., Awaitable[T]], *args: 
 
 
 def is_async(function: object) -> bool:
-    """Whether it is a coroutine function, or an object whose `__call__` is one."""
+    """Whether the argument is a coroutine function, or an object whose `__call__` is one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 

@@ -75,7 +75,7 @@ def make_folder(fs: Any, folder: str) -> None:
 
 
 def sync_paths(fs: Any, *paths: str) -> None:
-    """As `sync_path`, of an fsspec file system."""
+    """Syncs as `sync_path` does, on an fsspec file system."""
     for path in paths if _is_local(fs) else ():
         sync_path(Path(path))
 

@@ -19,16 +19,17 @@ MOST_HEADER_BYTES = 2 * LARGEST_HEADERS
 MOST_HEADERS = 256
 """Each takes a microsecond to parse, however short it is."""
 UNWANTED_BYTES_A_SECOND = 64 * 1024 * 1024
-"""Of all bodies whose calls were refused. They are read so that a client which sends first and then reads gets its
-answer, but not as fast as they come."""
+"""The rate at which all bodies of refused calls are read. They are read so that a client which sends first and then
+reads gets its answer, but not as fast as they come."""
 LATE_SECONDS = 1.0
-"""Before a refused connection is closed. Nothing more is read from it, and its client does not come back sooner."""
+"""The wait before a refused connection is closed. Nothing more is read from it, and its client does not come back
+sooner."""
 HEADER_SECONDS = 30.0
-"""From the connection, or the first byte of a request, to the end of its headers."""
+"""The most seconds from the connection, or the first byte of a request, to the end of its headers."""
 SILENT_SECONDS = 60.0
-"""Between two parts of a body."""
+"""The most seconds between two parts of a body."""
 BODY_SECONDS = 600.0
-"""For a whole body."""
+"""The most seconds for a whole body."""
 MOST_CONNECTIONS = 50_000
 WHEN_GONE = "stepwell.when_gone"
 """An extension in a request's ASGI scope: a function. What it is given is called if the client leaves."""
@@ -47,7 +48,7 @@ class TooManyHeaders(Exception):
 
 
 class UnwantedBytes:
-    """Of all connections of a process."""
+    """The budget for unwanted bytes, of all connections of a process."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
@@ -69,7 +70,7 @@ def _when_gone(connection: "ref[BoundedHttp]", on_gone: Callable[[], object]) ->
 
 
 class Handover:
-    """What became of the bytes of an answer. Only during a request, as above."""
+    """A view of what became of the bytes of an answer. It is valid only during a request."""
 
     def __init__(self, connection: "ref[BoundedHttp]") -> None:
         self._connection = connection
@@ -104,10 +105,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._check: TimerHandle | None = None
         self._on_gone: Callable[[], object] | None = None
         self.is_broken = False
-        """It ended with an error, so that what was to be sent may not have been."""
+        """The connection ended with an error, so that the data to be sent may not have been."""
         self._extensions: Any = {WHEN_GONE: partial(_when_gone, ref(self)), HANDOVER: Handover(ref(self))}
-        """In the scope of each request, which the connection keeps. It must not keep the connection: both would stay
-        until the garbage collector comes."""
+        """The extensions in the scope of each request, which the connection keeps. They must not keep the connection:
+        both would stay until the garbage collector comes."""
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

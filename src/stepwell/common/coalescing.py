@@ -167,7 +167,7 @@ class BatchSender(Generic[T, R]):
         return await answer
 
     def hurry(self) -> None:
-        """What is in the queue leaves now."""
+        """Sends the content of the queue now."""
         self._hurried.set()
 
     async def _send_all(self) -> None:

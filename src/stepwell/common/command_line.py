@@ -1,4 +1,4 @@
-"""What all command lines have in common, those of `stepwell` and of environments: their flags and their failures.
+"""The common part of all command lines, those of `stepwell` and of environments: their flags and their failures.
 
 - A failure is one line for each mistake, after the name of the program.
 - A flag is written out in full. `--group_size` and `--group-size` are the same flag.
@@ -18,7 +18,7 @@ ONLY_FLAGS = "%(prog)s [FLAGS]"
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Its errors are BadRequest, with a suggestion for an unknown flag."""
+    """A parser whose errors are BadRequest, with a suggestion for an unknown flag."""
 
     def __init__(
         self, program: str, about: str | None = None, *, usage: str | None = ONLY_FLAGS, epilog: str = ""

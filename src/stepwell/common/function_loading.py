@@ -21,8 +21,8 @@ def describe_failure(failure: BaseException) -> str:
 
 
 def load_member(name: str, describe: Callable[[BaseException], str] = describe_failure) -> tuple[str, object]:
-    """What the name stands for, and the name without a folder. Files and modules are searched in the current folder
-    first. `describe` gives the text of a failed import."""
+    """The object that the name stands for, and the name without a folder. Files and modules are searched in the current
+    folder first. `describe` gives the text of a failed import."""
     place, colon, member = name.rpartition(":")
     if not colon:
         raise BadRequest(f"{name!r} names no function; {HOW_TO_NAME}")

@@ -51,7 +51,7 @@ def require_safe_address(host: str, *, has_keys: bool, insecure: bool, variable:
 
 
 def read_host_and_port(address: str) -> tuple[str, int]:
-    """Of HOST:PORT or SCHEME://HOST:PORT. ValueError says what is wrong."""
+    """Reads HOST:PORT or SCHEME://HOST:PORT. ValueError says what is wrong."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         if parts.hostname and parts.port and not (parts.path or parts.query or parts.username):
@@ -73,7 +73,7 @@ class ServedHosts:
 
     @classmethod
     def of(cls, host: str, allowed: Sequence[str]) -> Self:
-        """Of a server that listens on `host` and has these further names."""
+        """The names of a server that listens on `host` and has these further names."""
         own = () if is_loopback(host) else (host, socket.gethostname())
         return cls((*own, *allowed), any_address=host in ALL_ADDRESSES)
 

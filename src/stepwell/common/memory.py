@@ -40,7 +40,8 @@ def _limits(mount: Path, own: Path) -> Iterator[int]:
 
 
 def _limits_up_to(root: Path, path: str, name: str) -> Iterator[int]:
-    """Of a group and of all above it. In a container the path may be one of the host: then only the root is there."""
+    """The limits of a group and of all above it. In a container the path may be one of the host: then only the root is
+    there."""
     folder = root / path.lstrip("/")
     for place in (folder, *folder.parents):
         if not place.is_relative_to(root):

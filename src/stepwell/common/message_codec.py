@@ -55,7 +55,7 @@ HOMES = tuple(
 """The modules of all classes that travel. A process may be sent a class of which it has not imported the module yet."""
 
 MOST_PACKED = 2**27
-"""Of the msgpack part."""
+"""The most bytes of the msgpack part."""
 MOST_ARRAYS = 2**17
 MOST_NAMES = 2**14
 """Bytes of the names of one class's fields."""
@@ -64,7 +64,7 @@ UNCHECKED = 2**14
 and missing: nested arrays could announce a million elements each in a few bytes."""
 MOST_COMBINATIONS = 256
 UNFIT = (ValueError, TypeError, KeyError, AttributeError, IndexError)
-"""What a constructor raises for values that it does not expect."""
+"""The exceptions that a constructor raises for values that it does not expect."""
 
 # The kinds of extensions.
 CLASS, SEEN, FAILURE, TUPLE, SET, FROZENSET, COUNTER, ENUM, ARRAY, NUMBER, BIG_INT = range(11)
@@ -76,7 +76,7 @@ SEPARATOR = "\0"
 
 
 class MalformedMessage(ConnectionError):
-    """These bytes are no message. Who sent them is not listened to any more."""
+    """Bytes that are no message. Who sent them is not listened to any more."""
 
 
 def pack_message(message: object) -> list[bytes | memoryview]:
@@ -88,7 +88,7 @@ def pack_message(message: object) -> list[bytes | memoryview]:
 
 
 def unpack_message(parts: Sequence[bytes | memoryview]) -> Any:
-    """Its arrays are read-only views of their parts.
+    """Decodes a message; its arrays are read-only views of its parts.
 
     MalformedMessage for bytes that no Stepwell sends; IncompatibleMessage for those of another release.
     """
@@ -118,7 +118,7 @@ def _check_all_is_there(packed: bytes | memoryview) -> None:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 Write = Callable[["_Writer", Any], Any]
-"""What msgpack writes in place of an object."""
+"""A function that makes what msgpack writes in place of an object."""
 
 
 class _Writer:
@@ -173,7 +173,7 @@ def _write_int(writer: _Writer, number: int) -> ExtType:
 
 
 def _write_failure(writer: _Writer, failure: Exception) -> list[Any]:
-    """By all names under which a reader may know it, as its base in an older release."""
+    """Writes a failure by all names under which a reader may know it, as its base in an older release."""
     names = [cls.__name__ for cls in type(failure).__mro__ if MESSAGES.get(cls.__name__) is cls]
     if not names:
         return [ExtType(FAILURE, b"ActorFailed"), f"{type(failure).__name__}: {failure}"]
@@ -250,7 +250,7 @@ class _Reader:
         self._parts = parts
         self._seen: list[_Form] = []
         self._forms = 0
-        """That are not the first element of their array yet."""
+        """The number of forms that are not the first element of their array yet."""
 
     def read(self, **options: Any) -> Any:
         message = unpackb(self._parts[0], list_hook=self._list, ext_hook=self._extension, timestamp=1, **options)
@@ -370,7 +370,7 @@ def _failure(cls: type[Exception], args: list[Any]) -> Exception:
 
 @lru_cache(maxsize=1024)
 def _form(data: bytes) -> _Form:
-    """It is the same for all messages of a sender."""
+    """The form of a class, the same for all messages of a sender."""
     name, sent_format, *names = _names(data)
     cls: Any = _registered(name)
     if cls is None or int(sent_format) > FORMAT or issubclass(cls, Enum | Exception):
@@ -393,7 +393,7 @@ class _ClassReader:
         self._known = None if known == names else [at for at, name in enumerate(names) if name in fits]
         self._fits = [(name, fits[name]) for name in known]
         self._checks: dict[tuple[type, ...], list[tuple[str, int, Check]]] = {}
-        """By the classes of the values: those that must be looked at."""
+        """The checks by the classes of the values: those that must be looked at."""
         self._construct = constructor(cls, known)
 
     def make(self, values: list[Any]) -> object:

@@ -1,4 +1,5 @@
-"""What processes of different releases send one another: objects by the name of their class, values by field name.
+"""The format of objects that processes of different releases send one another: objects by the name of their class,
+values by field name.
 
 - A field that the receiver does not know is left out; one that the sender does not know gets its default. So a field
   may be added at any place if it has a default, and a class may move to another module.
@@ -31,7 +32,7 @@ class OwnForm(NamedTuple):
 
 FORMAT = 1
 MESSAGES: dict[str, type] = {}
-"""By the name of the class."""
+"""The registered classes by name."""
 OWN_FORMS: dict[type, OwnForm] = {}
 
 

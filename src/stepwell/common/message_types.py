@@ -57,7 +57,7 @@ class Fit(NamedTuple):
         return check is None or check(value)
 
     def check_of(self, kind: type) -> Check | None:
-        """What objects of this class must pass; None if all fit."""
+        """The check that objects of this class must pass; None if all fit."""
         if kind in self.exact or issubclass(kind, self.bases):
             return None
         return self.checks.get(kind, _refuse)
@@ -92,7 +92,7 @@ def _is_json(value: object) -> bool:
 
 
 class Json:
-    """In place of the alias of this name, which is recursive."""
+    """The stand-in for the alias of this name, which is recursive."""
 
 
 ANYTHING = Fit(bases=(object,))
@@ -101,7 +101,7 @@ JSON = Fit(JSON_SCALARS, {dict: _is_json, list: _is_json, tuple: _is_json})
 
 @cache
 def field_fits(cls: type) -> dict[str, Fit]:
-    """What fits the fields of a registered class."""
+    """The fit of each field of a registered class, by the field's name."""
     hints = typing.get_type_hints(cls, localns={"Json": Json})
     return {name: fit(hints[name]) for name in field_names(cls)}
 

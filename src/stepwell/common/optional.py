@@ -39,7 +39,7 @@ def install_command(extra: str = "") -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """What pip recorded of the installation, as PEP 610 says; empty if it came from an index."""
+    """The origin of the installation, as pip recorded it by PEP 610; empty if it came from an index."""
     try:
         recorded: dict[str, Any] = json.loads(distribution("stepwell").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):

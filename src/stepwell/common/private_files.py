@@ -75,7 +75,7 @@ def _why_not_ours(found: os.stat_result, unwanted: int) -> str | None:
 
 
 def _is_group_of_one(number: int) -> bool:
-    """Is it the group that belongs to this user alone?"""
+    """Whether the group belongs to this user alone."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
     except KeyError:

@@ -50,7 +50,7 @@ PLAIN_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
     *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
-"""What a command gets of the environment of this process."""
+"""The variables of this process's environment that a command gets."""
 
 OnLine: TypeAlias = Callable[[str], None]
 OnLogLine: TypeAlias = Callable[[int, str], None]
@@ -111,7 +111,7 @@ class ChildProcess:
         self._process.terminate()
 
     async def wait(self) -> int:
-        """Its exit code, after it has ended and its output was read."""
+        """The exit code, after the process has ended and its output was read."""
         code = await in_thread(self._process.wait)
         kill_group(self._process)  # what it left running would keep its pipes open
         await asyncio.wait(self._readers, timeout=DRAIN_TIMEOUT)
@@ -181,7 +181,7 @@ class SupervisedProcess:
     """Used inside `async with`; the block begins when the program is ready."""
 
     restarts: int = 0
-    """How often it ended and was started again."""
+    """The number of times that the program ended and was started again."""
 
     def __init__(
         self, program: Program, *, on_line: OnLogLine, on_wait: Callable[[str], None], ready_timeout: float = 300.0
@@ -305,7 +305,7 @@ def free_port(host: str) -> int:
 
 
 def last_lines(log_file: Path, count: int) -> str:
-    """For an error text: the end of a child's log file."""
+    """The end of a child's log file, for an error text."""
     lines = log_file.read_text(errors="replace").splitlines()[-count:]
     return "\n".join([f"the last lines of {log_file}:", *lines])
 

@@ -67,11 +67,11 @@ class BackgroundTokenizer:
 
 
 class LoadedTokenizer:
-    """What is needed to find texts in tokens. A tokenizer.json is read without transformers."""
+    """The part of a tokenizer that finds texts in tokens. A tokenizer.json is read without transformers."""
 
     def __init__(self, decode: Decode, special_ids: frozenset[int], id_of: Callable[[str], int | None]) -> None:
         self.special_ids = special_ids
-        """Of tokens that are no text, such as the ends of turns."""
+        """The ids of tokens that are no text, such as the ends of turns."""
         self.id_of = id_of
         """The id of a token by its own text; None if there is no such token."""
         self._decode = decode
@@ -104,8 +104,8 @@ class LoadedTokenizer:
 
 
 class OnDemandTokenizer:
-    """Of a tokenizer.json, which is enough to decode. It is loaded on first use, and so is transformers, which encodes:
-    both take much memory, and most servers need neither."""
+    """A tokenizer of a tokenizer.json, which is enough to decode. It is loaded on first use, and so is transformers,
+    which encodes: both take much memory, and most servers need neither."""
 
     def __init__(self, path: str, file: Path) -> None:
         self._path = path

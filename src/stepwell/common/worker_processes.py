@@ -31,7 +31,7 @@ class WorkerProcesses:
         self._ending = asyncio.Event()
 
     async def run(self) -> None:
-        """Until a signal ends it. NotReady if a worker cannot start."""
+        """Runs until a signal ends it. NotReady if a worker cannot start."""
         loop = asyncio.get_running_loop()
         for number in END_SIGNALS:
             loop.add_signal_handler(number, self._ending.set)

@@ -34,7 +34,7 @@ class GatewayNow:
     in_flight: int = 0
     waiting_steps: int = 0
     calls: int = 0
-    """Since it was started."""
+    """The calls since the gateway was started."""
     p50: float | None = None
     """The median duration of the last minute's calls, in seconds."""
     p95: float | None = None
@@ -74,7 +74,7 @@ class LatencyHistogram:
 
 
 def from_cumulative(buckets: dict[float, float]) -> LatencyHistogram:
-    """From Prometheus' form, in which each bucket also counts all lower ones."""
+    """Converts Prometheus' form, in which each bucket also counts all lower ones."""
     bounds = tuple(sorted(buckets))
     sums = [0.0, *(buckets[bound] for bound in bounds)]
     return LatencyHistogram(bounds, tuple(after - before for before, after in pairwise(sums)))
@@ -89,7 +89,7 @@ def merge_histograms(parts: Sequence[LatencyHistogram]) -> LatencyHistogram:
 
 @dataclass(frozen=True, slots=True)
 class GatewayReading:
-    """What is read from a gateway's /metrics."""
+    """The figures that are read from a gateway's /metrics."""
 
     in_flight: int
     waiting_steps: int

@@ -65,7 +65,7 @@ def as_json(value: object) -> bytes:
 
 
 def _plain_tree(value: object) -> object:
-    """For Python's json, which writes every named tuple as a list."""
+    """A form for Python's json, which writes every named tuple as a list."""
     if isinstance(value, TrajectorySnapshot) or is_dataclass(value):
         value = _plain(value)
     if isinstance(value, Mapping):
@@ -162,7 +162,7 @@ class KeyGuard:
             await self._guard.serve(self._app, route, caller, scope, receive, send_with_headers)
 
     def _refusal(self, failure: errors.StepwellError) -> Response:
-        """It says where to log in, if that would help."""
+        """The refusal; it says where to log in, if that would help."""
         more = {"login": LOGIN} if self._find_person and isinstance(failure, errors.Forbidden) else {}
         return error_response(STATUS[type(failure)], str(failure), **more)
 

@@ -27,13 +27,14 @@ Row: TypeAlias = dict[str, object]
 
 @dataclass(slots=True)
 class GroupItems:
-    """What a batch has of one group: trajectories and steps that are taken singly are shown together."""
+    """The part of a batch that belongs to one group: trajectories and steps that are taken singly are shown
+    together."""
 
     items: list[PreviewItem]
 
     @property
     def key(self) -> TrajectoryKey:
-        """Its first trajectory."""
+        """The key of the first trajectory."""
         return self.items[0].trajectories[0], self.items[0].prompt_uid
 
     def row(self, prompts: Mapping[TrajectoryKey, str]) -> Row:
@@ -54,7 +55,7 @@ class GroupItems:
 
 
 class NextBatches:
-    """By channel. Any number of viewers cost the pool as much as one."""
+    """The next batches by channel. Any number of viewers cost the pool as much as one."""
 
     def __init__(self, pool: PoolClient, decoder: TokenDecoder) -> None:
         self._pool = pool
@@ -100,7 +101,7 @@ class NextBatches:
 
 
 def by_group(items: Sequence[PreviewItem]) -> list[GroupItems]:
-    """In the order of their first items. What has no trajectory is not shown."""
+    """Groups the items in the order of their first ones. What has no trajectory is not shown."""
     groups: dict[tuple[str, int], GroupItems] = {}
     for item in items:
         if item.trajectories:
@@ -109,7 +110,7 @@ def by_group(items: Sequence[PreviewItem]) -> list[GroupItems]:
 
 
 def prompt_beginning(step: Step, decoder: TokenDecoder) -> str:
-    """Of the first thing that a user says; of the whole prompt, if nobody is a user."""
+    """The beginning of the first thing that a user says; of the whole prompt, if nobody is a user."""
     turns = read_turns(decoder.texts(step.prompt_ids[:PROMPT_TOKENS].tolist()), [])
     said = next((turn.text for turn in turns if turn.role == "user"), turns[0].text if turns else "")
     return " ".join(said.split())[:PROMPT_CHARACTERS]

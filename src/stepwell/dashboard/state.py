@@ -1,4 +1,5 @@
-"""What all requests to the dashboard share: the pool, the answers that it gave, and the index that follows it."""
+"""The state that all requests to the dashboard share: the pool, the answers that it gave, and the index that follows
+it."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -58,7 +58,7 @@ def _pool(plan: PoolPlan, stats: PoolStats) -> dict[str, object]:
 
 
 def _policy(policy: PolicyStatus) -> dict[str, object]:
-    """By side: stable, and canary if there is one. The newest decision comes first."""
+    """The policy by side: stable, and canary if there is one. The newest decision comes first."""
     canary = policy.canary
     sides = {"stable": policy.policy_version} | ({} if canary is None else {"canary": canary.version})
     return {
@@ -93,7 +93,7 @@ def _channels(stats: PoolStats, oldest: Mapping[str, float], now: float) -> list
 
 
 def _notes(stats: PoolStats) -> list[str]:
-    """What an operator should change, in words."""
+    """Advice, in words, on what an operator should change."""
     return [note for name, channel in stats.channels.items() if (note := channel.sampling_note(name)) is not None]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell.doctor.findings import NOTHING, CaseCells, CaseColumn, Finding
-from stepwell.doctor.harness import Harness
+from stepwell.doctor.local_gateway import LocalGateway
 from stepwell.doctor.replies import CHAT, ExaminedAnswer, ParsedReply
 from stepwell.doctor.verdicts import (
     differing,
@@ -36,17 +36,17 @@ class CaseAnswers:
 
 
 class CaseRunner:
-    def __init__(self, harness: Harness, model: str) -> None:
-        self.harness = harness
+    def __init__(self, gateway: LocalGateway, model: str) -> None:
+        self.gateway = gateway
         self._model = model
 
     async def ask(self, path: str = CHAT, **fields: Any) -> ExaminedAnswer:
         """One whole answer."""
-        return await self.harness.ask(path, self._body(fields))
+        return await self.gateway.ask(path, self._body(fields))
 
     async def ask_twice(self, path: str = CHAT, **fields: Any) -> CaseAnswers:
         body = self._body(fields)
-        return await _twice(lambda stream: self.harness.ask(path, body, stream=stream))
+        return await _twice(lambda stream: self.gateway.ask(path, body, stream=stream))
 
     async def continue_twice(
         self, first: JsonObject, following: Callable[[ParsedReply], JsonObject]
@@ -55,7 +55,7 @@ class CaseRunner:
         firsts: list[ExaminedAnswer] = []
 
         async def ask(stream: bool) -> ExaminedAnswer:
-            turn, after = await self.harness.ask_in_turn(
+            turn, after = await self.gateway.ask_in_turn(
                 self._body(first), lambda reply: self._body(following(reply)), stream=stream
             )
             firsts.append(turn)
@@ -76,7 +76,7 @@ class CaseRunner:
         """`stop` is the stop string, `expected` the only text that the grammar allows."""
         whole = answers.whole
         if rescored is None:
-            rescored = judge_rescored(whole, [await self.harness.rescored(step) for step in whole.steps])
+            rescored = judge_rescored(whole, [await self.gateway.rescored(step) for step in whole.steps])
         return {
             CaseColumn.IDS: judge_ids(whole),
             CaseColumn.LOGPROBS: judge_logprobs(whole),
@@ -94,7 +94,7 @@ class CaseRunner:
         if (at := prefix_break(turn, after)) is None:
             return judge_prefix(turn, after, ("", ""))
         turn_ids = [*turn.prompt_ids.tolist(), *turn.response_ids.tolist()]
-        decoded = [await self.harness.decode(ids[at:]) for ids in (turn_ids, after.prompt_ids.tolist())]
+        decoded = [await self.gateway.decode(ids[at:]) for ids in (turn_ids, after.prompt_ids.tolist())]
         before, later = (found.text if found else "" for found in decoded)
         return judge_prefix(turn, after, (before, later))
 
@@ -112,5 +112,5 @@ async def _twice(ask: Callable[[bool], Awaitable[ExaminedAnswer]]) -> CaseAnswer
 
 
 def judge_only(answer: ExaminedAnswer) -> CaseCells:
-    """Of a case that ended after its first answer."""
+    """The cells of a case that ended after its first answer."""
     return {CaseColumn.IDS: judge_ids(answer), CaseColumn.LOGPROBS: judge_logprobs(answer)}

@@ -153,7 +153,7 @@ CASES: Mapping[str, Callable[[CaseRunner], Awaitable[CaseCells]]] = {
     "reasoning": reasoning,
     "bridge": bridge,
 }
-"""In the order in which they are run and shown."""
+"""The cases in the order in which they are run and shown."""
 
 
 def stop_within(text: str) -> str | None:
@@ -171,7 +171,7 @@ async def _text_turn(runner: CaseRunner) -> ExaminedAnswer:
 
 
 def _is_text(answer: ExaminedAnswer) -> bool:
-    """It can be sent back as it is."""
+    """Whether the reply can be sent back as it is."""
     return bool(answer.replies) and bool(answer.replies[0].text) and REPLACEMENT not in answer.replies[0].text
 
 
@@ -180,7 +180,7 @@ def _next_turn(reply: ParsedReply) -> dict[str, Any]:
 
 
 async def _prompt_fault(runner: CaseRunner, step: Step) -> Finding | None:
-    decoded = await runner.harness.decode(step.prompt_ids.tolist())
+    decoded = await runner.gateway.decode(step.prompt_ids.tolist())
     if decoded is None or any(form in decoded.text for form in (UNICODE, unicodedata.normalize("NFC", UNICODE))):
         return None
     return Finding(Grade.FAULT, "the prompt's ids do not decode to the agent's text", "see the chat template")

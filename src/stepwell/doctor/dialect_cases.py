@@ -107,6 +107,6 @@ async def _compare(runner: CaseRunner, path: str, requests: DialectRequests) -> 
 
 
 async def _judge_history(runner: CaseRunner, path: str, requests: DialectRequests) -> Finding:
-    """Of the conversation with a tool. If chat refuses it, the chat template has no tools, or no system prompt."""
+    """Judges the conversation with a tool. If chat refuses it, the chat template has no tools, or no system prompt."""
     chat = await runner.ask(**AS_CHAT.after_tool, **GREEDY)
     return judge_prompt(chat, await runner.ask(path, **requests.after_tool, **GREEDY)) if chat.is_sound else EXACT

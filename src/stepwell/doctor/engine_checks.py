@@ -1,4 +1,4 @@
-"""What an engine tells about itself, and what that means for a run. The engine is probed as a gateway probes it."""
+"""Checks of an engine's own report, and what that means for a run. The engine is probed as a gateway probes it."""
 
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -31,7 +31,7 @@ def capability_checks(engine: EngineReplica, weights_before: str | None) -> list
 
 
 async def key_check(engine: str, key: str | None) -> Check:
-    """Whether it answers without a key."""
+    """Checks whether the engine answers without a key."""
     try:
         async with aiohttp.ClientSession() as http, http.get(f"{engine}/v1/models", allow_redirects=False) as answer:
             is_open = answer.status == 200

@@ -13,8 +13,8 @@ from stepwell.doctor.cases import CASES, tool_parser
 from stepwell.doctor.detokenizer import decode_by_engine, decode_by_tokenizer
 from stepwell.doctor.engine_checks import capability_checks, key_check, unreachable
 from stepwell.doctor.findings import CaseRow, Check, Finding, Grade, Report
-from stepwell.doctor.harness import CALL_TIMEOUT, open_harness
 from stepwell.doctor.harness_trial import harness_named, try_harness
+from stepwell.doctor.local_gateway import CALL_TIMEOUT, open_local_gateway
 from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines import ENGINES
@@ -60,7 +60,7 @@ async def examine(
         decode = decode_by_engine(engine.kind, questions, engine.facts.model)
         if tokenizer is not None:
             decode = decode_by_tokenizer(tokenizer)
-        async with open_harness(address, key, tokenizer, decode, _rescorer(engine, address, key)) as gateway:
+        async with open_local_gateway(address, key, tokenizer, decode, _rescorer(engine, address, key)) as gateway:
             runner = CaseRunner(gateway, engine.facts.model)
             more, rows = await _run_cases(runner, tokenizer, why, show_progress)
             if kind is not None:
@@ -116,7 +116,7 @@ def _tokenizer(path: str | None) -> tuple[Any, Finding | None]:
 async def _check_logprob_mode(runner: CaseRunner) -> Finding:
     """Whether the engine reports log-probabilities of the sampling distribution, or of the model's raw output."""
     answer = await runner.ask(messages=[HELLO], temperature=HOT)
-    return judge_mode(answer, [await runner.harness.rescored(step) for step in answer.steps])
+    return judge_mode(answer, [await runner.gateway.rescored(step) for step in answer.steps])
 
 
 async def _check_template(runner: CaseRunner, tokenizer: Any) -> Finding:

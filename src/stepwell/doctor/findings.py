@@ -1,4 +1,4 @@
-"""What the doctor found: checks, and a table of cases. Each check and each cell of the table is a finding.
+"""The findings of the doctor: checks, and a table of cases. Each check and each cell of the table is a finding.
 
 - A warning or a fault says what is wrong and what to do.
 - A fact that could not be found out is never graded as fine.
@@ -15,19 +15,19 @@ class Grade(StrEnum):
     """Proved, token for token."""
     OK = "ok"
     WARNING = "warning"
-    """It works, but with a disadvantage."""
+    """The examined part works, but with a disadvantage."""
     FAULT = "fault"
     UNKNOWN = "–"
-    """It does not apply, or could not be found out."""
+    """The question does not apply, or could not be answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     grade: Grade
     what: str = ""
-    """What was seen; in a cell of the table, why it is not exact."""
+    """The observation; in a cell of the table, why it is not exact."""
     remedy: str = ""
-    """What to do about it."""
+    """The remedy, as an instruction."""
 
 
 EXACT = Finding(Grade.EXACT)
@@ -40,7 +40,7 @@ class CaseColumn(StrEnum):
     IDS = "ids"
     """The engine returned token ids, as many as it counts in usage."""
     LOGPROBS = "logprobs"
-    """There is one log-probability per id; each is finite and at most 0."""
+    """One log-probability per id; each is finite and at most 0."""
     TEXT = "text"
     """The ids decode to the text that the agent got."""
     STREAM = "stream"
@@ -52,7 +52,7 @@ class CaseColumn(StrEnum):
 
 
 CaseCells: TypeAlias = Mapping[CaseColumn, Finding]
-"""What was found in one case; a missing column does not apply to it."""
+"""The findings of one case; a missing column does not apply to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ CANNOT_TELL = (
     "whether the weights are the ones you expect: a weight sync checks that with its probe",
     "whether tokens are sampled correctly: only their log-probabilities are checked",
 )
-"""What calls from outside cannot show."""
+"""The faults that calls from outside cannot show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,14 @@ class Report:
     rows: tuple[CaseRow, ...] = ()
     """Empty if the engine could not be called."""
     missing: tuple[str, ...] = ()
-    """What the engine lacks, with its cost and what to do, as `stepwell up` says it."""
+    """The capabilities that the engine lacks, with their cost and what to do, as `stepwell up` says it."""
 
     def with_checks(self, more: Iterable[Check]) -> "Report":
         return replace(self, checks=(*self.checks, *more))
 
     @property
     def is_exact(self) -> bool:
-        """There is no fault, and ids and log-probabilities are proved in every case."""
+        """Whether there is no fault, and ids and log-probabilities are proved in every case."""
         proved = {row.cell(column).grade for row in self.rows for column in (CaseColumn.IDS, CaseColumn.LOGPROBS)}
         return proved == {Grade.EXACT} and not any(self.faults())
 

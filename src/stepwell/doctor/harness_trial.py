@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from stepwell.agents.harnesses import HARNESSES, CommandLineHarness
+from stepwell.agents.cli_agents import HARNESSES, CommandLineHarness
 from stepwell.agents.rollout import Rollout, Sample
 from stepwell.common.processes import CommandFailed, plain_environment, run_command
 from stepwell.doctor.findings import Check, Finding, Grade
-from stepwell.doctor.harness import AgentCall, Harness
+from stepwell.doctor.local_gateway import AgentCall, LocalGateway
 from stepwell.doctor.replies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, ExaminedAnswer, ParsedReply
 from stepwell.doctor.verdicts import BRIDGE_REMEDIES, NOT_BRIDGED, SEE_LOG, judge_ids, judge_logprobs
 from stepwell.errors import BadRequest
@@ -38,7 +38,7 @@ TESTED = "docs/agents.md has the versions that were tested"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTimeouts:
-    """In seconds."""
+    """The timeouts of a trial, in seconds."""
 
     version: float = 60.0
     task: float = 600.0
@@ -54,9 +54,9 @@ def harness_named(name: str, harnesses: Mapping[str, type[CommandLineHarness]] =
 
 
 async def try_harness(
-    doctor: Harness, kind: type[CommandLineHarness], timeouts: TrialTimeouts = TIMEOUTS
+    doctor: LocalGateway, kind: type[CommandLineHarness], timeouts: TrialTimeouts = TIMEOUTS
 ) -> list[Check]:
-    """If it does not start, there is one check."""
+    """The checks of one program; there is only one if it does not start."""
     start = await check_start(kind, timeouts.version)
     if start.grade is Grade.FAULT:
         return [Check("harness", start)]
@@ -75,7 +75,7 @@ async def try_harness(
 
 
 async def check_start(kind: type[CommandLineHarness], timeout: float) -> Finding:
-    """Which program it is, and its version."""
+    """Finds out which program it is, and its version."""
     install = f"npm install -g {kind.package}"
     if (path := shutil.which(kind.program)) is None:
         return Finding(Grade.FAULT, f"not installed: there is no command {kind.program} in PATH", install)

@@ -1,4 +1,4 @@
-"""This machine: packages, keys, disk, and Ray if a cluster is there."""
+"""Checks of this machine: packages, keys, disk, and Ray if a cluster is there."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What one call produced: the reply that the agent got, whole or streamed, and the steps that the gateway recorded.
+"""The products of one call: the reply that the agent got, whole or streamed, and the steps that the gateway recorded.
 
 A reply is assembled like an agent's SDK does it, in the form of each dialect. EngineUnavailable says why it cannot be.
 """
@@ -24,7 +24,7 @@ ENDS = {"max_tokens": "length", "incomplete": "length", "tool_use": "tool_calls"
 class ToolCall:
     name: str = ""
     arguments: str = ""
-    """As the agent gets them; valid JSON if the engine's parser works."""
+    """The arguments as the agent gets them; valid JSON if the engine's parser works."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ class StreamPatience:
     """Seconds that an idle engine may take before the report warns."""
 
     first: float = 5.0
-    """To the first token."""
+    """The seconds to the first token."""
     token: float = 0.5
     """Median time to each further token."""
     silence: float = 5.0

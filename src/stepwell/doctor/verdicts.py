@@ -49,7 +49,7 @@ BRIDGE_REMEDIES: Mapping[str, str] = {
     BridgeOutcome.ECHO_DIFFERS: TAKES_IDS,
     BridgeOutcome.THINKING: "stepwell gateway --thinking tool_cycle or all keeps earlier thinking, and joins turns",
 }
-"""What to do, by the outcome of the bridge."""
+"""Instructions by the outcome of the bridge."""
 GRAMMAR = Finding(
     Grade.UNKNOWN, "sampled under a grammar, which rescoring does not apply; such steps are marked untrainable"
 )
@@ -205,7 +205,7 @@ def judge_gaps(gaps: Sequence[float], between: str = "sampled and rescored") -> 
 
 
 def judge_mode(answer: ExaminedAnswer, rescored: Sequence[list[float] | str]) -> Finding:
-    """Of an answer at a temperature other than 1, where raw and processed log-probabilities differ."""
+    """Judges an answer at a temperature other than 1, where raw and processed log-probabilities differ."""
     finding = judge_rescored(answer, rescored)
     if finding.grade is Grade.EXACT:
         what = "raw: before temperature and top_p, so they are not those of the sampling distribution unless both are 1"
@@ -252,7 +252,8 @@ def _same_without_replacements(text: str, decoded: str, ends: Sequence[str]) -> 
 
 
 def _missing_part(reply: ParsedReply, decoded: str) -> str:
-    """Of a reply that the engine's parser has split: each part must be in the ids, in any syntax."""
+    """The part that the ids lack of a reply that the engine's parser has split: each part must be in the ids, in any
+    syntax."""
     for text in (reply.text.strip(), reply.reasoning.strip()):
         if text not in decoded:
             return f"the ids do not decode to the text: {difference(decoded, text)}"

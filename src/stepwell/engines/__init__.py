@@ -1,5 +1,6 @@
-"""What an engine is and can do. One file per kind of engine; the first kind of `ENGINES` that recognises a server
-handles it. A new kind is one file and one row, before OpenAIEngine, which accepts any server that lists models."""
+"""The kinds of engines, and what each is and can do. One file per kind of engine; the first kind of `ENGINES` that
+recognises a server handles it. A new kind is one file and one row, before OpenAIEngine, which accepts any server that
+lists models."""
 
 from stepwell.engines.engine import EngineKind
 from stepwell.engines.openai import OpenAIEngine

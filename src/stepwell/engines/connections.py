@@ -30,11 +30,11 @@ PLAIN = (b"", b"identity")
 
 
 class EngineUnreached(Exception):
-    """There is no connection: the engine did not get the request."""
+    """No connection was made: the engine did not get the request."""
 
 
 class UnreadableReply(Exception):
-    """What came is not the HTTP that an engine speaks."""
+    """The reply is not the HTTP that an engine speaks."""
 
 
 class RequestTarget(NamedTuple):
@@ -64,7 +64,7 @@ class HttpReply:
 
     @property
     def is_read(self) -> bool:
-        """Read to its end."""
+        """Whether the reply is read to its end."""
         return self._is_complete and not self._parts
 
     async def head(self) -> None:
@@ -73,7 +73,7 @@ class HttpReply:
             await self._change()
 
     async def next_bytes(self) -> bytes:
-        """What has arrived since the last time, at least one byte; empty at the end."""
+        """The bytes that have arrived since the last time, at least one; empty at the end."""
         while not self._parts:
             if self._is_complete:
                 return b""
@@ -91,7 +91,7 @@ class HttpReply:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
-        """If it has not come to its end, the connection is dropped, so that the engine notices."""
+        """Drops a connection that has not come to its end, so that the engine notices."""
         if self._connection is not None:
             self._connection.drop(ConnectionAbortedError("the reply was closed"))
 
@@ -132,7 +132,7 @@ class EngineConnection(asyncio.Protocol):
     def __init__(self, owner: "EngineConnections", place: tuple[str, int, bool]) -> None:
         self.place = place
         self.reply: HttpReply | None = None
-        """To the present request; None if it is idle."""
+        """The reply to the present request; None if the connection is idle."""
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self.touched_at = self._loop.time()
@@ -159,7 +159,7 @@ class EngineConnection(asyncio.Protocol):
         return reply
 
     def resume(self) -> None:
-        """What has been received is read."""
+        """Reads on, because all that was received is consumed."""
         if self._is_paused:
             self._is_paused, self.touched_at = False, self._loop.time()
             self._transport.resume_reading()
@@ -207,7 +207,7 @@ class EngineConnection(asyncio.Protocol):
             self.reply.begin(status)
 
     def _pass_on(self) -> None:
-        """What was received of the body goes to the reply, which is woken once for many small chunks."""
+        """Passes the received part of the body to the reply, which is woken once for many small chunks."""
         if self._received and self.reply is not None:
             has_room = self.reply.add(b"".join(self._received))
             self._received.clear()
@@ -240,7 +240,8 @@ class EngineConnections:
     def __init__(
         self, key: str | None = None, *, limit: int = 256, connect_timeout: float = 30.0, silence: float = 600.0
     ) -> None:
-        """At most `limit` requests are in flight; others wait. `silence`: seconds in which something must arrive."""
+        """Creates connections: at most `limit` requests are in flight; others wait. `silence`: seconds in which
+        something must arrive."""
         if key is not None and not key.isprintable():
             raise BadRequest("the key of the engines has characters that no header can carry, such as a line break")
         self._lines = "Accept: */*\r\nAccept-Encoding: identity\r\nContent-Type: application/json\r\n"
@@ -299,7 +300,7 @@ class EngineConnections:
         self._room.release()
 
     def discard(self, connection: EngineConnection) -> None:
-        """It is lost."""
+        """Discards a connection that is lost."""
         self._all.discard(connection)
         idle = self._idle.get(connection.place, [])
         if connection in idle:

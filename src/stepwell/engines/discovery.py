@@ -46,7 +46,7 @@ class EngineDiscovery:
         self._lookup = lookup
         self._interval = interval
         self._missing: dict[str, int] = {}
-        """By engine that the name has listed: the lookups since then."""
+        """The number of lookups since the name last listed an engine, by engine."""
         self._failure = ""
 
     async def run(self) -> None:

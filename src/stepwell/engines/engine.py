@@ -1,4 +1,4 @@
-"""What an engine is and can do: the Protocols that a kind of engine implements, and the values they exchange.
+"""The contract of engines: the Protocols that a kind of engine implements, and the values they exchange.
 
 One file per kind implements `EngineKind` (vllm.py, openai.py); `ENGINES` in engines/__init__.py lists the kinds. All
 other code reads `EngineFacts` and calls the kind's methods; it never asks which kind an engine is.
@@ -19,7 +19,7 @@ from stepwell.steps.step import IntArray, Json, JsonObject, VersionSpan
 from stepwell.wire.openai import Sampled, Upstream, Usage
 
 BROKEN = (OSError, UnicodeError, EngineUnreached, UnreadableReply)
-"""What is raised when a connection fails."""
+"""The exceptions that are raised when a connection fails."""
 DEFAULT_MODEL = "default"
 """A request's name for the model that the engine serves, whatever that is; Claw-R1's agents send it."""
 NO_TOKENS = "this kind of engine takes no token ids"
@@ -33,14 +33,14 @@ EXTRA_SAMPLING: Mapping[str, float] = {"top_k": 0, "min_p": 0.0, "repetition_pen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What an engine can do, as found by a probe."""
+    """The abilities of an engine, as found by a probe."""
 
     kind: str = ""
     """Name of its EngineKind; empty before the probe."""
     server_version: str = ""
     """The version that it reports; empty if it reports none."""
     label: str = ""
-    """What it is, in words: "vLLM 0.32.0"."""
+    """The kind and release of the engine, in words: "vLLM 0.32.0"."""
     tested: str = ""
     """The version that Stepwell was tested with, if this is another; else empty. Nothing depends on it."""
     model: str = ""
@@ -53,9 +53,9 @@ class EngineFacts:
     extra_sampling: frozenset[str] = frozenset()
     """The parameters of EXTRA_SAMPLING that it accepts."""
     generate: bool = False
-    """It has a route that takes token ids and returns token ids."""
+    """The engine has a route that takes token ids and returns token ids."""
     derender: bool = False
-    """It turns token ids into the chat message that they spell."""
+    """The engine turns token ids into the chat message that they spell."""
     renderer: str = ""
     """The route that gives the token ids of a chat request without generating; empty if there is none."""
     renders_chat: bool = False
@@ -64,15 +64,15 @@ class EngineFacts:
     """A digest of what `renderer` gives for some conversations: engines with the same one have the same chat template
     and tokenizer. Empty if the engine takes no prompt of token ids in a chat request."""
     pause: bool = False
-    """It can be paused for a weight update, and tells whether it is."""
+    """The engine can be paused for a weight update, and tells whether it is."""
     reports_version: bool = False
     """Engines of its kind can tell the version of their weights. Then no other version is taken for it."""
     weight_versions: bool = False
-    """It does tell the version."""
+    """The engine reports the version of its weights."""
     logprobs_mode: str = ""
     """RAW, PROCESSED or UNKNOWN_MODE, as in steps/sampling.py; empty if it was not asked."""
     tools: bool | None = None
-    """It takes calls with tools, and parses the model's; None if it is not known."""
+    """The engine takes calls with tools, and parses the model's; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class EngineTimeouts:
     """All in seconds."""
 
     question: float = QUESTION_TIMEOUT
-    """For one question of a probe or a check; an engine under full load answers late."""
+    """The limit for one question of a probe or a check; an engine under full load answers late."""
     connect: float = 30.0
     """The watch notices earlier that an engine is gone; thousands of calls at once may take this long to connect."""
     silence: float = 600.0
@@ -99,7 +99,7 @@ class EngineRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What an engine sampled from token ids."""
+    """The tokens that an engine sampled from token ids."""
 
     sampled: Sampled
     usage: Usage

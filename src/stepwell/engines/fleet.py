@@ -28,8 +28,7 @@ from stepwell.engines.engine import (
 )
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.engines.replies import EngineReply, RefusedReply
-from stepwell.engines.routing import EngineSelector, routing_named
-from stepwell.engines.session_split import SplitCounts
+from stepwell.engines.routing import EngineSelector, SplitCounts, routing_named
 from stepwell.errors import BadRequest, EngineUnavailable, PoolUnavailable
 from stepwell.pool.api.policy import Serving
 from stepwell.steps.step import IntArray, JsonObject
@@ -87,13 +86,13 @@ class EngineFleet:
         self._key = api_key
 
     def share(self, directory: EngineDirectory) -> None:
-        """Use the policy version, the canary and the list of engines of a pool. `follow` keeps them up to date."""
+        """Use the policy version, the split of sessions and the engines of a pool. `follow` keeps them up to date."""
         self._directory = directory
 
     async def follow(self) -> None:
-        """Keeps the engines those of the pool's list, sessions where its canary puts them, and the pool informed of the
-        engines' versions, until cancelled."""
-        await asyncio.gather(self._follow_list(), self._follow_canary(), self._report())
+        """Keeps the engines those of the pool's list, sessions on the side where its split puts them, and the pool
+        informed of the engines' versions, until cancelled."""
+        await asyncio.gather(self._follow_list(), self._follow_policy(), self._report())
 
     async def _report(self) -> None:
         assert self._directory is not None
@@ -125,13 +124,13 @@ class EngineFleet:
             f"engine has, run: stepwell policy set {answering[0].reported_version or 0}"
         )
 
-    async def _follow_canary(self) -> None:
+    async def _follow_policy(self) -> None:
         """No engine is asked anything here: a rollback must not wait for one that does not answer."""
         assert self._directory is not None
         seen = None
         while True:
             seen = await self._directory.serving_after(seen)
-            self._selector.set_canary(seen.canary)
+            self._selector.set_serving(seen)
             self._selector.set_stuck("")  # another version may have mended it; the next report looks again
             for engine in self._selector.engines:
                 engine.review()
@@ -277,7 +276,7 @@ class EngineFleet:
         self._drop(leaving)
 
     async def remove(self, address: str) -> None:
-        """It gets no new calls; those in flight continue to their end."""
+        """Gives the engine no new calls; those in flight continue to their end."""
         self._drop(self.find(address))
 
     def find(self, address: str) -> EngineReplica:
@@ -298,12 +297,12 @@ class EngineFleet:
 
     @property
     def split_counts(self) -> SplitCounts:
-        """How calls were split between a canary's engines and the others."""
+        """How calls were split between the two sides."""
         return self._selector.split_counts
 
     @property
     def serving(self) -> Serving | None:
-        """What the pool has last said of the policy; None before, and without a pool."""
+        """The pool's last report of the policy; None before, and without a pool."""
         return None if self._directory is None else self._directory.serving
 
     async def changed(self) -> None:

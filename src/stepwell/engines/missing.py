@@ -1,4 +1,5 @@
-"""What an engine lacks, what that costs, and what to do. The gateway's log, `up` and the doctor say it alike."""
+"""The abilities that an engine lacks, what that costs, and what to do. The gateway's log, `up` and the doctor say it
+alike."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ COSTS = {
     "version",
     "generate": "no continuation: an answer that a weight update breaks off is lost, as it cannot generate from ids",
 }
-"""By the name of the fact that shows it."""
+"""The cost by the name of the fact that shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class MissingCapability:
     fact: str
     """The field of EngineFacts."""
     cost: str
-    """What is missing, and what that costs."""
+    """The missing ability, and what that costs."""
     remedy: str
 
     def __str__(self) -> str:
@@ -34,7 +35,7 @@ class MissingCapability:
 
 
 def missing_capabilities(kind: EngineKind, facts: EngineFacts) -> list[MissingCapability]:
-    """What is unknown is not missing."""
+    """The abilities that the engine lacks; an unknown one is not missing."""
     return [MissingCapability(fact, COSTS[fact], kind.advice.get(fact, "use vLLM")) for fact in _denied(facts)]
 
 

@@ -36,7 +36,7 @@ VERSION_INTERVAL = 0.02
 class EngineState(StrEnum):
     HEALTHY = "healthy"
     PAUSED = "paused"
-    """For a weight update: it gets no new calls."""
+    """The engine is paused for a weight update: it gets no new calls."""
     UNSYNCED = "unsynced"
     """Nobody knows which weights it has: it gets no new calls until a weight sync."""
     DOWN = "down"
@@ -44,7 +44,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What a check of an engine saw, for other processes of the same machine. Times are monotonic."""
+    """The observations of a check of an engine, for other processes of the same machine. Times are monotonic."""
 
     address: str
     facts: EngineFacts
@@ -58,7 +58,7 @@ class EngineReport:
 
     @classmethod
     def read(cls, fields: dict[str, Any]) -> Self:
-        """From JSON."""
+        """Reads a report from JSON."""
         facts = fields["facts"] | {"extra_sampling": frozenset(fields["facts"]["extra_sampling"])}
         return cls(**fields | {"facts": EngineFacts(**facts), "state": EngineState(fields["state"])})
 
@@ -83,7 +83,7 @@ class EngineReplica:
         self.probed = False
         self.state = EngineState.DOWN
         self.why = "not probed yet"
-        """Why it is down or unsynced; else empty."""
+        """The reason why the engine is down or unsynced; else empty."""
         self.state_since = time.monotonic()
         self.in_flight = 0
         """Calls whose replies are not yet read to the end, including those that wait for a connection."""
@@ -101,7 +101,7 @@ class EngineReplica:
         self._checking = Coalescer(self._check)
         self._asking_version = Coalescer(self._ask_version, every=VERSION_INTERVAL)
         self._sampling_known = False
-        """It has answered the probe of its sampling since it was probed."""
+        """The engine has answered the probe of its sampling since it was probed."""
         self._probe_sampling_at = 0.0
         """Monotonic time from which it may be asked."""
         self._checked_at = 0.0
@@ -172,12 +172,12 @@ class EngineReplica:
 
     @property
     def is_changing(self) -> bool:
-        """Its weights are being changed, or a change of them failed."""
+        """The engine's weights are being changed, or a change of them failed."""
         return self.weight_version is not None and self.weight_version.startswith(CHANGING)
 
     @property
     def reported_version(self) -> int | None:
-        """What the pool is told: 0 are the weights that it was started with, None is unknown."""
+        """The version that the pool is told: 0 are the weights that it was started with, None is unknown."""
         is_known = self.weight_version is not None or not self.facts.weight_versions
         if not self.facts.reports_version or not is_known or self.is_changing or self.state is EngineState.PAUSED:
             return None
@@ -185,14 +185,14 @@ class EngineReplica:
 
     @property
     def why_it_awaits_sync(self) -> str:
-        """Why it gets no calls, if that needs a weight sync that has not begun, or another policy version; else
-        empty."""
+        """The reason why the engine gets no calls, if that needs a weight sync that has not begun, or another policy
+        version; else empty."""
         is_waiting = self.state is EngineState.UNSYNCED and not self.is_changing and self._policy_version() is not None
         return self._why_unsynced() if is_waiting else ""
 
     @property
     def has_unknown_weights(self) -> bool:
-        """It has sampled with weights that nobody knows."""
+        """The engine has sampled with weights that nobody knows."""
         return self.weight_version == CHANGING
 
     async def watch(self) -> None:
@@ -233,7 +233,7 @@ class EngineReplica:
         return self.state is EngineState.PAUSED if answer is None else answer
 
     def review(self) -> None:
-        """Its version may have been withdrawn since the last check."""
+        """Marks the replica as unsynced if its version was withdrawn since the last check."""
         if self.state is EngineState.HEALTHY and self.version in self._withdrawn():
             self._set_state(EngineState.UNSYNCED, self._why_unsynced())
 

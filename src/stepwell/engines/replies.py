@@ -40,7 +40,7 @@ class EngineReply:
             self.close()
 
     async def next_bytes(self) -> bytes:
-        """What has arrived since the last time, at least one byte; empty at the end."""
+        """The bytes that have arrived since the last time, at least one; empty at the end."""
         try:
             data = await self._response.next_bytes()
         except BROKEN as failure:
@@ -59,7 +59,7 @@ class EngineReply:
 
     @property
     def is_read(self) -> bool:
-        """Read to its end, so its connection can be used again."""
+        """Whether the reply is read to its end, so its connection can be used again."""
         return self._response.is_read
 
     def close(self) -> None:

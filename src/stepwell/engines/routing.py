@@ -8,22 +8,27 @@
 - No call gets the same engine twice.
 - While there is a canary, a session's calls go to the engines of its side. If none of them answers, those of the other
   side do.
+- A session stays on its side as long as the canary lives, in every gateway: a hash of its id and the canary's version
+  decides. Another version gets other sessions, and a larger share keeps the sessions of a smaller one.
 """
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
 from stepwell.engines.replica import EngineReplica, EngineState
-from stepwell.engines.session_split import SessionSplit, SplitCounts
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.pool.api.policy import Canary
+from stepwell.pool.api.serving_state import Serving
 
 WAITED_FOR = (EngineState.PAUSED, EngineState.UNSYNCED)
 RESUME_TOGETHER = 0.2
 """Seconds a waiting call leaves to the other engines to resume too; else all waiting calls go to the first one."""
+WHOLE = 2**64
 
 
 class Routing(Protocol):
@@ -62,7 +67,7 @@ class Sticky:
 
     def __init__(self) -> None:
         self._turns = RoundRobin()
-        """For calls that belong to no trajectory."""
+        """The turns for calls that belong to no trajectory."""
 
     def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         if not sticky:
@@ -79,6 +84,50 @@ def routing_named(name: str) -> Routing:
     return ROUTINGS[name]()
 
 
+@dataclass(frozen=True, slots=True)
+class SideOfSession:
+    """The engines that may serve a session."""
+
+    name: str
+    """`canary` or `stable`."""
+    engines: Sequence[EngineReplica]
+
+    def healthy(self, tried: Collection[EngineReplica] = ()) -> list[EngineReplica]:
+        return [engine for engine in self.engines if engine.state is EngineState.HEALTHY and engine not in tried]
+
+    def is_paused(self, tried: Collection[EngineReplica] = ()) -> bool:
+        """A pause is short: its sessions wait. For an engine that waits for weights they do not."""
+        return any(engine.state is EngineState.PAUSED and engine not in tried for engine in self.engines)
+
+
+class SessionSplit:
+    def __init__(self, canary: Canary, engines: Sequence[EngineReplica]) -> None:
+        self.canary = canary
+        self._limit = canary.share * WHOLE
+        self._canary = SideOfSession("canary", [e for e in engines if e.address in canary.engines])
+        self._stable = SideOfSession("stable", [e for e in engines if e.address not in canary.engines])
+
+    def side_of(self, session: str) -> SideOfSession:
+        """A call of no session is none of the canary's, unless all are."""
+        if not session:
+            return self._canary if self.canary.share == 1.0 else self._stable
+        return self._canary if self.is_canary(session) else self._stable
+
+    def is_canary(self, session: str) -> bool:
+        digest = blake2b(f"{session} {self.canary.version}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) < self._limit
+
+
+class SplitCounts:
+    """How calls were split. It outlives a canary."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        """The number of calls by side."""
+        self.served_by_other: Counter[str] = Counter()
+        """Calls, by the side on which no engine answered."""
+
+
 class EngineSelector:
     def __init__(self, routing: Routing, hold_timeout: float) -> None:
         """`hold_timeout`: seconds a call waits for paused engines."""
@@ -92,9 +141,9 @@ class EngineSelector:
         self._split: SessionSplit | None = None
         self.split_counts = SplitCounts()
 
-    def set_canary(self, canary: Canary | None) -> None:
-        if canary != self._canary:
-            self._canary = canary
+    def set_serving(self, serving: Serving) -> None:
+        if serving.canary != self._canary:
+            self._canary = serving.canary
             self.note_change()
 
     def set_stuck(self, why: str) -> None:

@@ -31,13 +31,13 @@ class SharedWatch:
     def __init__(self, path: Path, fleet: EngineFleet) -> None:
         """`path` is the socket file, in a folder that no other user can write."""
         self.is_watching = False
-        """This process asks the engines."""
+        """Whether this process asks the engines."""
         self._path = path
         self._fleet = fleet
         self._followers: set[asyncio.StreamWriter] = set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watches until cancelled."""
         while True:
             with _locked(self._path.with_suffix(".lock")) as is_first:
                 if is_first:
@@ -77,7 +77,7 @@ class SharedWatch:
             follower.write(line)
 
     async def _follow(self) -> None:
-        """Until the watcher ends."""
+        """Follows the watcher until it ends."""
         reader, writer = await asyncio.open_unix_connection(self._path, limit=LONGEST_LINE)
         try:
             while True:

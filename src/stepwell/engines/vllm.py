@@ -263,7 +263,7 @@ class VllmEngine(EngineKind):
     # -- tokens in, tokens out -----------------------------------------------------------------------------------------
 
     def generation(self, prompt_ids: Sequence[int], sampling: JsonObject, facts: EngineFacts) -> EngineRequest:
-        """By completions if GENERATE is closed."""
+        """Makes the request, by completions if GENERATE is closed."""
         if facts.generate:
             return EngineRequest(
                 GENERATE, _encode({"token_ids": prompt_ids, "sampling_params": {**sampling, "logprobs": 0}})
@@ -331,7 +331,7 @@ async def _ask_for_token(http: EngineHttp, path: str, body: bytes | None) -> byt
 
 
 def _has_tokens(sampled: Sampled) -> bool:
-    """It has ids, and a log-probability for each."""
+    """Whether the reply has ids, and a log-probability for each."""
     return sampled.logprobs is not None and len(sampled.logprobs) == len(sampled.response_ids) > 0
 
 

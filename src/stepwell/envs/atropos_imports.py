@@ -1,4 +1,5 @@
-"""What a file that imports atroposlib gets: our modules for everything that reaches a server or the rollout server.
+"""The modules that a file gets which imports atroposlib: ours for everything that reaches a server or the rollout
+server.
 
 - OURS is the whole table. It holds for atroposlib's own modules too: its helpers get our BaseEnv.
 - Every other module of atroposlib (reward functions, parsers) is the installed one. Stepwell does not depend on it, so
@@ -100,5 +101,5 @@ def is_installed() -> bool:
 
 
 def install_finder() -> None:
-    """From now on, imports of atroposlib in this process are those of the table."""
+    """Makes imports of atroposlib in this process those of the table, from now on."""
     sys.meta_path.insert(0, AtroposModules())

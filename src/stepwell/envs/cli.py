@@ -122,4 +122,4 @@ COMMANDS: dict[str, tuple[str, FlagsOf, Callable[["Environment", EnvSettings, "P
         evaluate,
     ),
 }
-"""By name: the help, the class of the flags, and the function."""
+"""The commands by name: the help, the class of the flags, and the function."""

@@ -66,7 +66,7 @@ class BaseEnvConfig(EnvSection):
     rollout_server_key: str | None = None
     """Key for the rollout server."""
     include_messages: bool = False
-    """Also send the messages; for a rollout without messages, its decoded tokens."""
+    """Send the messages too; for a rollout without messages, its decoded tokens."""
     data_path_to_save_groups: str | None = None
     """JSON lines file to which every sent group is appended."""
     use_wandb: bool = False
@@ -86,7 +86,7 @@ class BaseEnvConfig(EnvSection):
     max_reasoning_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of reasoning; reasoning_effort overrides it."""
     custom_thinking_prompt: str | None = None
-    """For environments that ask for reasoning in their own prompt."""
+    """The prompt for reasoning of environments that have their own."""
     min_items_sent_before_logging: int = 2
     """A new training step is logged after so many sent groups; 0 or less logs every step."""
 
@@ -99,7 +99,7 @@ class BaseEnvConfig(EnvSection):
 
 
 class ServerBaseline(EnvSection):
-    """What all servers have in common. Without addresses, it stands for one server at the default address."""
+    """The common settings of all servers. Without addresses, it stands for one server at the default address."""
 
     model_name: str = "default"
     """Name of the model in requests."""
@@ -112,7 +112,7 @@ class ServerBaseline(EnvSection):
     num_requests_for_eval: int = Field(default=64, ge=0)
     """Concurrent requests of evaluations; 0, which files of Atropos without one give, is as 1."""
     server_type: str = "openai"
-    """Not used: every server is called with OpenAI's API."""
+    """A field that is not used: every server is called with OpenAI's API."""
     rolling_buffer_length: int = 1000
     """Calls whose durations are kept for the metrics of the server."""
 

@@ -28,7 +28,7 @@ log = logging.getLogger("stepwell.envs")
 T = TypeVar("T")
 R = TypeVar("R")
 Deliver: TypeAlias = Callable[[ScoredDataGroup, Item, bool, bool], Awaitable[None]]
-"""Of a group and its item: whether it is sent, and whether it is dropped if it is too long."""
+"""A function of a group and its item: whether it is sent, and whether it is dropped if it is too long."""
 RollOut: TypeAlias = Callable[[str], Awaitable[Groups]]
 CollectOne: TypeAlias = Callable[[Item], Awaitable[tuple[ScoredDataItem | None, list[Item]]]]
 
@@ -38,7 +38,7 @@ TRIES = 2
 
 class Environment(EnvTracking, ABC):
     name: str = ""
-    """Its name at the rollout server, in logs and in checkpoints; config.wandb_name overrides it."""
+    """The name of the environment at the rollout server, in logs and in checkpoints; config.wandb_name overrides it."""
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
     checkpoint_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes that a checkpoint keeps; their values must be JSON."""
@@ -69,11 +69,11 @@ class Environment(EnvTracking, ABC):
         """None without a rollout server, which names the folder."""
         self.deliver: Deliver | None = None
         self.roll_out: RollOut | None = None
-        """Set while it runs."""
+        """The rollout function; set while the environment runs."""
         self.process_mode = False
-        """Whether it runs as `process`."""
+        """Whether the environment runs as `process`."""
         self.start_groups: Callable[[], None] | None = None
-        """Set while it serves: starts as many groups as there is room for."""
+        """A function that starts as many groups as there is room for; set while the environment serves."""
         self.status_dict: dict[str, Any] = {}
         """The rollout server's last status."""
         self.env_id: int | None = None
@@ -81,7 +81,7 @@ class Environment(EnvTracking, ABC):
         self.checkpoint_interval = -1
         self.wandb_project: str | None = None
         self.wandb_group: str | None = None
-        """What the rollout server told on registration; of W&B, if it is on."""
+        """The project and the group of W&B that the rollout server named on registration, if W&B is on."""
 
     @classmethod
     def from_settings(cls, settings: EnvSettings) -> Self:
@@ -214,7 +214,7 @@ class Environment(EnvTracking, ABC):
             await self.deliver(group, item, do_send_to_api, abort_on_any_max_length_exceeded)
 
     def checkpoint_data(self) -> dict[str, Any]:
-        """What a checkpoint keeps, by attribute: those of checkpoint_fields."""
+        """The content of a checkpoint, by attribute: those of checkpoint_fields."""
         return {name: getattr(self, name) for name in self.checkpoint_fields}
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What environments make: items to roll out, rollouts, and groups of rollouts, with the key names of the wire.
+"""The data that environments make: items to roll out, rollouts, and groups of rollouts, with the key names of the wire.
 
 - Rollouts and groups are the author's own dictionaries; they travel unchanged, without empty lists.
 - Every list of a group made by `gather` has one entry per rollout, and the group has every key of its rollouts.
@@ -16,13 +16,13 @@ from stepwell.common.private_files import open_private
 from stepwell.errors import BadRequest
 
 Item = Any
-"""What get_next_item returns: a prompt, a row of a dataset, a state. None means that there is none now."""
+"""The result of get_next_item: a prompt, a row of a dataset, a state. None means that there is none now."""
 
 Message = dict[str, Any]
 Messages = list[Message]
 
 UNTRAINED = -100
-"""In masks: the token is not trained. A trained token stands in the mask itself."""
+"""The entry of a mask whose token is not trained. A trained token stands in the mask itself."""
 
 MALFORMED = "malformed"
 WRONG_SIZE = "wrong size"
@@ -35,27 +35,27 @@ class ScoredDataItem(TypedDict, total=False):
 
     tokens: list[int]
     masks: list[int]
-    """As long as tokens: the token if it is trained, -100 if it is not."""
+    """The masks, as long as tokens: the token if it is trained, -100 if it is not."""
     scores: float
     inference_logprobs: list[float] | None
-    """As long as tokens: 1.0 for tokens that were not sampled."""
+    """The log-probabilities, as long as tokens: 1.0 for tokens that were not sampled."""
     policy_version: int | None
     """The version of the weights that wrote it; if there are several, the oldest."""
     exactness: str
     """engine, submitted or retokenized: how certain it is that these tokens were sampled."""
     temperature: float | None
-    """At which it was sampled."""
+    """The temperature at which the rollout was sampled."""
     untrainable: str | None
-    """Why it is left out of training, as "kind: text"; None if it is not."""
+    """The reason why the rollout is left out of training, as "kind: text"; None if it is not."""
     model: str
     """The model or adapter that wrote it."""
     messages: Messages | None
     advantages: list[float] | None
     ref_logprobs: list[float] | None
     overrides: dict[str, Any] | None
-    """For the trainer, about this rollout."""
+    """Settings for the trainer, about this rollout."""
     group_overrides: dict[str, Any] | None
-    """For the trainer, about the whole group."""
+    """Settings for the trainer, about the whole group."""
     generation_params: dict[str, Any] | None
     images: Any
     distill_token_ids: list[list[int]] | None
@@ -145,7 +145,7 @@ def group_fault(
 
 
 def as_list(groups: Any) -> list[Any]:
-    """What a hook returned: a group, several of them, or None."""
+    """The result of a hook, as a list: a group, several of them, or None."""
     if groups is None:
         return []
     return [group for group in groups if group is not None] if isinstance(groups, list) else [groups]

@@ -1,4 +1,4 @@
-"""What an environment logs: rollouts, lengths, durations and evaluations. Its methods are hooks that authors override.
+"""The log of an environment: rollouts, lengths, durations and evaluations. Its methods are hooks that authors override.
 
 The names of metrics and attributes are Atropos', so that dashboards and subclasses written for it go on.
 """

@@ -1,1 +1,1 @@
-"""What a pool holds or has archived, out to files that other tools read, and back."""
+"""Exports of what a pool holds or has archived, to files that other tools read, and back."""

@@ -54,7 +54,7 @@ class FileSource:
         return [file for folder in (self._path, f"{self._path}/{DATA}") for file in self._files_in(folder)]
 
     def _files_in(self, folder: str) -> list[str]:
-        """Without sub-folders: an archive keeps other files there."""
+        """The files of a folder, without its sub-folders: an archive keeps other files there."""
         found = self._fs.ls(folder, detail=False) if self._fs.isdir(folder) else []
         return sorted(file for file in found if file.endswith(SUFFIXES))
 
@@ -73,7 +73,7 @@ class LateRewards:
 
     def __init__(self, tables: "Iterable[pyarrow.Table]") -> None:
         self._newest: dict[tuple[str, str], dict[int | None, GivenReward]] = {}
-        """By trajectory_uid and prompt_uid; then by step_index, None for the trajectory's reward."""
+        """The newest rewards by trajectory_uid and prompt_uid; then by step_index, None for the trajectory's reward."""
         for table in tables:
             for row in zip(*(table[name].to_pylist() for name in REWARD_FIELDS), strict=True):
                 self._add(*row)

@@ -23,7 +23,7 @@ from stepwell.steps.parquet import EXTRA
 MAX_FILE_BYTES = 2**28
 """Bytes after which a dataset gets another file."""
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", "": "dataset"}
-"""By the suffix of a path."""
+"""The formats by the suffix of a path."""
 
 
 def format_of(path: str) -> str:
@@ -78,7 +78,7 @@ class ParquetTarget:
     """A page of groups becomes a row group."""
 
     def __init__(self, fs: Any, path: str, shape: ExportShape, max_file_bytes: int | None) -> None:
-        """With `max_file_bytes` a folder of several files, else one file."""
+        """Makes a folder of several files if `max_file_bytes` is given, else one file."""
         self._parquet = require("pyarrow.parquet", EXTRA)
         self._fs, self._path, self._shape, self._max_file_bytes = fs, path, shape, max_file_bytes
         self._output: Any = None

@@ -32,7 +32,7 @@ MESSAGE_BYTES = 2**23
 
 @dataclass(slots=True)
 class ImportReport:
-    """What happened to the steps of an import."""
+    """The counts of an import's steps by what happened to them."""
 
     verdicts: Counter[SubmitVerdict] = field(default_factory=Counter)
     unsound: Counter[str] = field(default_factory=Counter)
@@ -111,7 +111,7 @@ def _channel_of(group: StepGroup) -> str:
 
 
 def _sound(group: StepGroup, faults: Counter[str]) -> StepGroup | None:
-    """Without the trajectories that have an unsound step; None if none is left."""
+    """The group without the trajectories that have an unsound step; None if none is left."""
     steps = unpack(group.columns, copy=False)
     faulty = {step.trajectory_uid: fault for step in steps if (fault := step.quarantine or step_fault(step))}
     if not faulty:

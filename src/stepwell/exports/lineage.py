@@ -40,7 +40,7 @@ class LineageEntry:
     """NaN without a reward."""
     rows: int
     tokens: int
-    """Of responses."""
+    """The number of tokens of responses."""
     trajectory_return: float | None
     digest: str
     step_filter: StepFilter
@@ -57,7 +57,7 @@ class ArchivedLineage:
         if not rows:
             raise BadRequest(f"{url} has no lineage: a pool writes it there with --archive, within five minutes")
         self.versions = sorted({row["version"] for row in rows if not row["batch"]})
-        """That the pool was told."""
+        """The versions that the pool was told."""
         self.entries = list(self._entries([row for row in rows if row["batch"]]))
 
     def of_version(self, version: int) -> list[LineageEntry]:

@@ -33,7 +33,7 @@ class ListedGroup:
     channel: str
     source: str
     tokens: dict[str, int] = field(default_factory=dict)
-    """By trajectory_uid: tokens of all its steps."""
+    """The tokens of all steps, by trajectory_uid."""
 
 
 class PoolListing:
@@ -127,7 +127,7 @@ async def read_groups(
 
 
 def _by_trajectory(columns: Columns) -> dict[str, Columns]:
-    """Without quarantined steps."""
+    """The columns of each trajectory, without quarantined steps."""
     if any(fault is not None for fault in columns.quarantine):
         columns = pack([step for step in unpack(columns, copy=False) if step.quarantine is None])
     return {found.trajectory_uids[0]: found for found in StepGroup(columns).trajectories()}

@@ -27,7 +27,7 @@ IGNORED = -100
 
 class SftShape:
     def __init__(self, decode: Decode | None, best: int | None) -> None:
-        """With `best`, only this number of trajectories of each group: those with the highest rewards."""
+        """Keeps, if `best` is given, only this number of trajectories of each group: those with the highest rewards."""
         self._decode, self._best = decode, best
 
     def records(self, groups: Sequence[StepGroup]) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""What a row of an export is, as a table and as JSON lines. This file has the shape `steps`.
+"""The shapes of a row of an export, as a table and as JSON lines. This file has the shape `steps`.
 
 Invariants:
 - Token ids are the sampled ones in every shape. Texts are decoded from them, with the markers of the chat template, and

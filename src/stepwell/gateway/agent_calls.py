@@ -51,16 +51,16 @@ from stepwell.wire.openai import Upstream
 
 MAX_IN_FLIGHT = 20_000
 TRAJECTORY_HEADER = b"x-stepwell-trajectory"
-"""In the answer to a call whose URL names no trajectory: `trajectory_uid/prompt_uid`, for its feedback."""
+"""The header in the answer to a call whose URL names no trajectory: `trajectory_uid/prompt_uid`, for its feedback."""
 SAMPLING_HEADER = b"x-stepwell-sampling"
-"""In an answer that was sampled otherwise than its call asks: what is in force, and what was asked for."""
+"""The header in an answer that was sampled otherwise than its call asks: what is in force, and what was asked for."""
 WHITEBOX = CallPlace(NO_TRAJECTORY, "", "", Unrecorded.URL)
 MALFORMED_HISTORY = "malformed_history"
-"""In a step's extras: how many tool calls in its history had arguments that are not a JSON object."""
+"""The number, in a step's extras, of tool calls in its history whose arguments are not a JSON object."""
 
 
 class Client(NamedTuple):
-    """Who waits for an answer, once the request is read."""
+    """The client that waits for an answer, once the request is read."""
 
     scope: Message
     receive: Receive
@@ -68,18 +68,18 @@ class Client(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class DialectContexts:
-    """What dialects may use beside the requests, by channel."""
+    """The contexts, by channel, that dialects may use beside the requests."""
 
     around: DialectContext
     """The part that is the same for all."""
     sampling: Mapping[str, SamplingPolicy]
-    """By channel; what `policy_for` makes of it counts."""
+    """The policies by channel; what `policy_for` makes of one counts."""
     trained_model: Callable[[], str]
     """The model whose calls are recorded; empty while it is not known."""
     other_models: Sequence[str]
-    """What agents may name beside the trained model."""
+    """The models that agents may name beside the trained one."""
     _known: dict[tuple[str, bool, str, str], DialectContext] = field(default_factory=dict)
-    """By channel, whether the call is a rollout's, trained model, and path template."""
+    """The contexts by channel, whether the call is a rollout's, trained model, and path template."""
 
     def context_of(self, channel: str, url: CallUrl, *, is_rollout: bool) -> DialectContext:
         trained = self.trained_model()
@@ -287,7 +287,7 @@ class AgentCalls:
         return placed, await self.channels.route(call, placed.channel, contexts.trained_model())
 
     def _tell(self, placed: CallPlace, call: ModelCall, writer: ResponseWriter) -> None:
-        """What the answer's headers and the metrics say of how the call is treated."""
+        """Tells in the answer's headers and the metrics how the call is treated."""
         if placed.unrecorded is not None:
             self.metrics.calls_unrecorded[placed.unrecorded].inc()
             if placed.unrecorded is not Unrecorded.DELETED:

@@ -36,11 +36,11 @@ class CallBook:
         self._pool = pool
         self._announce_wait = announce_wait
         self._calls: dict[str, BookedCall] = {}
-        """By uid."""
+        """The calls by uid."""
         self._away_until = -math.inf
         """The pool did not take the last announcement that an answer waited for."""
         self._waiting: dict[str, float] = {}
-        """By uid: since when the end of an answer waits."""
+        """The times since when the end of an answer waits, by uid."""
         self._missed = 0
         """Announcements that the pool has not taken, of a call or of its end, and unannounced answers."""
         self._ending: set[asyncio.Task[None]] = set()
@@ -50,7 +50,7 @@ class CallBook:
         self._calls[begun.uid] = BookedCall(begun, asyncio.create_task(self._announce(begun)))
 
     async def announced(self, uid: str) -> None:
-        """Before the end of an answer."""
+        """Waits, before the end of an answer, until its call is announced."""
         booked = self._calls.get(uid)
         if booked is None:
             return
@@ -67,7 +67,7 @@ class CallBook:
             self._missed += 1
 
     def recorded(self, steps: Sequence[Step]) -> None:
-        """They are in the outbox."""
+        """Notes that the steps of the call are in the outbox."""
         for step in steps:
             if (booked := self._calls.get(step.uid)) is not None:
                 booked.is_recorded = True

@@ -26,13 +26,13 @@ class RequestedCall(NamedTuple):
     dialect: Dialect
     url: CallUrl = NO_URL
     is_whitebox: bool = False
-    """It is below /unrecorded."""
+    """Whether the call is below /unrecorded."""
     route: str = ""
     """The path, with the dialect's template at its end."""
 
     @property
     def names_no_trajectory(self) -> bool:
-        """It belongs to a session of its caller, or its header names the trajectory."""
+        """Whether the call belongs to a session of its caller, or its header names the trajectory."""
         return self.ref == NO_TRAJECTORY and not self.is_whitebox
 
 
@@ -41,11 +41,11 @@ class CallInFlight:
     """A call that an engine is asked to answer."""
 
     kind: str
-    """Its label in metrics and traces."""
+    """The label of the call in metrics and traces."""
     placed: CallPlace
     call: ModelCall
     pending: PendingStep
-    """What is known of the call's steps before its answer."""
+    """The facts of the call's steps that are known before its answer."""
     writer: ResponseWriter
     headers: CallHeaders
     stream: StreamWriter
@@ -53,7 +53,7 @@ class CallInFlight:
     key: str = ""
     """The `key` of its CallBegun."""
     is_whitebox: bool = False
-    """It is a call below /unrecorded, whose client keeps its tokens itself."""
+    """Whether this is a call below /unrecorded, whose client keeps its tokens itself."""
     is_abandoned: bool = False
     """The client left, and no other client waits for the answer."""
     is_over: bool = False
@@ -64,7 +64,7 @@ class CallInFlight:
     prompt_tokens: int = 0
     response_tokens: int = 0
     plan: PromptPlan | None = None
-    """How its prompt is made; None without a bridge."""
+    """The plan by which the call's prompt is made; None without a bridge."""
 
     @property
     def is_recorded(self) -> bool:
@@ -82,7 +82,7 @@ class CallInFlight:
         )
 
     def attributes(self) -> dict[str, str | int]:
-        """For the trace."""
+        """Attributes for the trace."""
         return {
             "trajectory_uid": self.pending.trajectory_uid,
             "prompt_uid": self.pending.prompt_uid,

@@ -26,7 +26,7 @@ from uuid import uuid4
 from stepwell.access.caller import ANYONE, Caller, SessionKey
 from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import Forgotten, PoolFull, PoolUnavailable, StepwellError, UnknownTrajectory
-from stepwell.gateway.bridge.digests import RequestDigest, digest_request, lineage_of
+from stepwell.gateway.bridge.digests import RequestDigest, conversation_digest_of, digest_request
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.deduplication import CallHeaders
 from stepwell.gateway.session_ids import UNRECORDED_PREFIXES, SessionIds, check_uids, session_id_by_name
@@ -55,7 +55,7 @@ FIND_TIMEOUT = 1.0
 ASK_PAUSE = 10.0
 """Seconds until the pool is asked again after it did not answer: for a trajectory, for sessions, for conversations."""
 SESSIONS, CONVERSATIONS = "/sessions", "/conversations"
-"""What the pool is asked for beside trajectories. No trajectory_uid has a slash."""
+"""The names of questions to the pool that are about no trajectory. No trajectory_uid has a slash."""
 BEAT = 1.0
 """Seconds between two reports of the sessions with a call in flight."""
 
@@ -85,7 +85,7 @@ class CallPlace:
 
     @property
     def is_rollout(self) -> bool:
-        """It is recorded, and not in the session of a live user."""
+        """Whether the call is recorded, and not in the session of a live user."""
         return self.unrecorded is None and not session_id_of(self.ref.prompt_uid)
 
     @property
@@ -147,12 +147,12 @@ class CallResolver:
         self._known: OrderedDict[str, tuple[str, str]] = OrderedDict()
         """The prompt_uid and the channel of each trajectory, by its uid."""
         self._names: OrderedDict[tuple[str, ...], str] = OrderedDict()
-        """By (session id,): the last trajectory of the session that is known. By (user, digest of the messages with a
-        reply, or uid of its step): the session."""
+        """Names by their key. By (session id,): the last trajectory of the session that is known. By (user, digest of
+        the messages with a reply, or uid of its step): the session."""
         self._ask_again_at: OrderedDict[str, float] = OrderedDict()
-        """By what the pool did not answer for, so that not every call waits."""
+        """The times to ask again, by what the pool did not answer for, so that not every call waits."""
         self._calls: dict[str, CallsInFlight] = {}
-        """By trajectory_uid."""
+        """The calls in flight by trajectory_uid."""
         self._asking: set[asyncio.Task[Any]] = set()
         """Questions to the pool. They go on when nobody waits for them, so that the shard learns who serves what."""
 
@@ -269,7 +269,11 @@ class CallResolver:
         if conversation.asked is None:
             return
         try:
-            digests = [lineage_of(conversation.asked, reply, {}).replied for reply in replies() if reply is not None]
+            digests = [
+                conversation_digest_of(conversation.asked, reply, {}).replied
+                for reply in replies()
+                if reply is not None
+            ]
         except Exception:
             log.exception("a reply has no digest; what continues it is a new session")
             return
@@ -292,7 +296,7 @@ class CallResolver:
             self.drop(trajectory_uid)
 
     def call_of(self, ref: TrajectoryRef) -> CallsInFlight:
-        """To be entered while a call of the trajectory is in flight."""
+        """A context to be entered while a call of the trajectory is in flight."""
         calls = self._calls.get(ref.trajectory_uid)
         if calls is None:
             calls = self._calls[ref.trajectory_uid] = CallsInFlight(ref, self._calls)
@@ -417,7 +421,8 @@ class CallResolver:
 
 
 def session_key_of(caller: Caller) -> SessionKey:
-    """What the caller's key says of the sessions that it opens. A key that is no session key opens them for nobody."""
+    """The caller's session key, which says whose its new sessions are. A key that is no session key opens them for
+    nobody."""
     return caller.session or SessionKey(channel=caller.channel_or_own(None))
 
 

@@ -122,7 +122,8 @@ class EngineAnswers:
         return await self.engines.send(call.upstream, call.request, sticky=flight.placed.sticky)
 
     def _mark_choices(self, ref: TrajectoryRef, continued: Sequence[Turn]) -> None:
-        """This call continues one of the choices of an earlier answer; if several are the same, the first."""
+        """Marks the step that this call continues as one of the choices of an earlier answer; if several are the same,
+        the first."""
         passed: set[str] = set()
         for turn in continued:
             if turn.others and turn.uid not in passed:
@@ -213,7 +214,9 @@ class EngineAnswers:
         if plan is None or self.bridge is None or not choices:
             return NO_ORIGIN
         plan.check_echo(choices[0].prompt_ids)
-        return PromptOrigin(plan.prompt_made, self.bridge.lineages(plan, messages()) if plan.can_be_continued else [])
+        return PromptOrigin(
+            plan.prompt_made, self.bridge.conversation_digests(plan, messages()) if plan.can_be_continued else []
+        )
 
     async def _record(self, flight: CallInFlight, steps: Sequence[Step], reply: EngineReply) -> None:
         """The conversation goes on with the tokens that were sampled; only what is stored is redacted."""

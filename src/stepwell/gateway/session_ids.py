@@ -41,7 +41,7 @@ class SessionIds:
         return token_hex(2 * HALF_AN_ID)
 
     def new_unrecorded(self) -> str:
-        """Its session is in the share that is recorded: another one would give itself away by that."""
+        """An id for a session that is not recorded. It is in the share that is: another one would give itself away."""
         while True:
             nonce = token_hex(HALF_AN_ID)
             session_id = nonce + _seal(self._secrets[0], nonce)

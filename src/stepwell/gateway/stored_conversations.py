@@ -24,7 +24,7 @@ from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
 
 STORED = "stored_turn"
-"""In a step's extras: {after, messages, reply}."""
+"""The key in a step's extras: {after, messages, reply}."""
 SETTLE_TIMEOUT = 2.0
 """Seconds in which the pool must take what this gateway holds of the trajectory."""
 MAX_KEPT_BYTES = 64 * 2**20
@@ -39,7 +39,7 @@ class StoredConversations:
     settle_timeout: float = SETTLE_TIMEOUT
     max_kept_bytes: int = MAX_KEPT_BYTES
     _kept: OrderedDict[tuple[str, str], bytes] = field(default_factory=OrderedDict)
-    """By trajectory and uid of the step: turns that are not stored, as JSON."""
+    """The turns that are not stored, as JSON, by trajectory and uid of the step."""
     _kept_bytes: int = 0
 
     async def complete(self, call: ModelCall, ref: TrajectoryRef) -> ModelCall:
@@ -107,7 +107,7 @@ def _without_turn(step: Step) -> Step:
 
 
 def _chain(uid: str, found: Mapping[str, Any]) -> list[tuple[str, Any]] | None:
-    """From the first turn to the one with this uid; None if one is missing."""
+    """The turns from the first to the one with this uid; None if one is missing."""
     turns: list[tuple[str, Any]] = []
     while uid:
         if uid not in found or len(turns) > len(found):

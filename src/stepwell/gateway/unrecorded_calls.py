@@ -22,22 +22,22 @@ from stepwell.wire.openai import Upstream
 
 NO_TRAJECTORY = TrajectoryRef("", "")
 UNRECORDED_HEADER = b"x-stepwell-unrecorded"
-"""In every answer that is not recorded: the cause."""
+"""The header in every answer that is not recorded: the cause."""
 
 
 class Unrecorded(StrEnum):
     """Why a call is not recorded."""
 
     URL = "unrecorded_url"
-    """Its URL is for calls that are not recorded: /unrecorded, or /generate."""
+    """The URL is for calls that are not recorded: /unrecorded, or /generate."""
     HEADER = "header"
     """The call says so."""
     SESSION = "session"
-    """Its session was opened so."""
+    """The session was opened for calls that are not recorded."""
     KEY = "key"
-    """Its session key was issued so."""
+    """The session key was issued for calls that are not recorded."""
     SAMPLE = "sample"
-    """Its session is not in the share of sessions that are recorded."""
+    """The session is not in the share of sessions that are recorded."""
     POOL = "pool"
     """The pool cannot take a new trajectory now: it is away, or full."""
     DELETED = "forgotten"
@@ -85,6 +85,6 @@ def require_consistent(steps: Sequence[Step]) -> None:
 
 
 def _add_ids(prompt_holder: dict[str, Any], choice: dict[str, Any], step: Step) -> None:
-    """Where vLLM has them: a chat's prompt ids are in the answer, a completion's in each choice."""
+    """Adds ids where vLLM has them: a chat's prompt ids are in the answer, a completion's in each choice."""
     prompt_holder["prompt_token_ids"] = step.prompt_ids.tolist() or None
     choice["token_ids"] = step.response_ids.tolist() if step.quarantine is None else None

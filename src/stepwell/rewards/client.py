@@ -13,7 +13,7 @@ from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing, Ac
 TIMEOUT = 60.0
 CHECK_TIMEOUT = 2.0
 RESTART_PAUSES = Backoff(first=0.2, longest=0.2)
-"""While a worker restarts. It keeps no state, so a repeated request does no harm."""
+"""The pauses while a worker restarts. It keeps no state, so a repeated request does no harm."""
 
 
 class RewardClient:

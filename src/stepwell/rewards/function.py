@@ -1,4 +1,4 @@
-"""What a reward function is, and how one function loads another by name."""
+"""The contract of a reward function, and how one function loads another by name."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class RewardFunction:
     call: Call
     is_async: bool
     by_step: bool = False
-    """It rewards single steps, of open trajectories too, as soon as a later step shows what came next. A function says
-    so by an attribute `by_step = True`."""
+    """Whether the function rewards single steps, of open trajectories too, as soon as a later step shows what came
+    next. A function says so by an attribute `by_step = True`."""
 
 
 Loader: TypeAlias = Callable[..., RewardFunction]

@@ -143,7 +143,8 @@ def rescored(stored: StoredTrajectory, attempt: Attempt, source: str) -> "pyarro
 
 
 def step_rewards(steps: Sequence[Step], score: Score | None) -> list[float | None]:
-    """As the pool ships them: one step carries the rollout's reward, unless that step has its own."""
+    """The rewards of steps as the pool ships them: one step carries the rollout's reward, unless that step has its
+    own."""
     if score is None:
         return [None] * len(steps)
     rewards = list(score.step_rewards) or [None] * len(steps)

@@ -25,7 +25,7 @@ class SampleStep:
     response_ids: IntArray
     finish_reason: str | None = None
     untrainable: str | None = None
-    """Why it is not trained; None if it is."""
+    """The reason why the step is not trained; None if it is."""
     is_forgeable: bool = False
     """A message of the prompt writes a chat template's markers: what looks like turns may be none."""
     texts: tuple[str, str] | None = field(default=None, repr=False)
@@ -34,18 +34,18 @@ class SampleStep:
 
     @property
     def is_aside(self) -> bool:
-        """Whether it is no part of the conversation: one of the harness's own calls (titles, summaries), an answer that
-        nobody read, or a choice that was not continued."""
+        """Whether the step is no part of the conversation: one of the harness's own calls (titles, summaries), an
+        answer that nobody read, or a choice that was not continued."""
         return self.untrainable is not None and fault_kind(self.untrainable) in ASIDE
 
     @cached_property
     def prompt_text(self) -> str:
-        """As the engine read it, with the chat template's markers."""
+        """The prompt as the engine read it, with the chat template's markers."""
         return self.texts[0] if self.texts else self.decode(self.prompt_ids.tolist())
 
     @cached_property
     def response_text(self) -> str:
-        """What the model wrote, without the marker that ends its turn."""
+        """The text that the model wrote, without the marker that ends its turn."""
         return without_end(self.texts[1] if self.texts else self.decode(self.response_ids.tolist()))
 
 
@@ -56,7 +56,7 @@ class Sample:
     metadata: JsonObject
     """Dataset fields, data source and so on."""
     steps: tuple[SampleStep, ...]
-    """In order; also those that are not trained."""
+    """The steps in order, untrained ones included."""
     num_turns: int
 
     @property
@@ -77,7 +77,7 @@ class Sample:
 
     @cached_property
     def _conversation(self) -> tuple[SampleStep, ...]:
-        """Without what is aside, unless there is nothing else."""
+        """The steps of the conversation, without those aside, unless there is nothing else."""
         return tuple(step for step in self.steps if not step.is_aside) or self.steps
 
     def decoded_by(self, decode: Decode) -> "Sample":

@@ -8,10 +8,11 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
 from stepwell.common.portable_actor import portable_actor
 from stepwell.errors import Conflict, RewardFailed, StepwellError
@@ -21,7 +22,6 @@ from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.rewards.sample import sample_of_request
-from stepwell.rewards.worker_placement import WorkerPlacement, place_workers
 from stepwell.steps.step import Json
 
 log = logging.getLogger("stepwell.rewards")
@@ -31,6 +31,22 @@ RETRY_PAUSE = 5.0
 """Seconds after which a worker tries again to load its function."""
 MOST_REQUESTS = 1_000
 """Requests of gateways that are served at once."""
+CPUS = 1.0
+"""The CPUs of each worker, unless told."""
+SHARE = 0.001
+"""The CPUs that a worker without CPUs reserves: Ray does not place an actor that asks for nothing, it takes any
+node."""
+HEAD = "node:__internal_head__"
+"""A resource that only the head's node has."""
+NODE_ID = "ray.io/node-id"
+"""A label that every node has."""
+
+
+class ActorOptions(TypedDict):
+    """Options of a Ray actor."""
+
+    num_cpus: float
+    scheduling_strategy: str | NodeLabelSchedulingStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +56,7 @@ class RewardPlan:
     name: str = "reward_loop_worker"
     workers: int = 1
     cpus: float | None = None
-    """That each worker reserves; without, one if there are enough."""
+    """The CPUs that each worker reserves; without, one if there are enough."""
     job: Job
 
     def worker_names(self) -> tuple[str, ...]:
@@ -113,8 +129,8 @@ def start_rewards(plan: RewardPlan, port_factory: Callable[[], PoolClient], name
     missing = [name for name in plan.worker_names() if name not in existing]
     if others and missing:
         raise Conflict(_conflict_text(plan, others, namespace))
-    placement = place_workers(len(missing), plan.cpus)
-    plans |= _plans_of({name: _create(name, plan, port_factory, namespace, placement) for name in missing})
+    options = place_workers(len(missing), plan.cpus)
+    plans |= _plans_of({name: _create(name, plan, port_factory, namespace, options) for name in missing})
     return next(iter(others.values()), plans[plan.name])
 
 
@@ -126,7 +142,7 @@ def _find(name: str, namespace: str) -> Any | None:
 
 
 def _create(
-    name: str, plan: RewardPlan, port_factory: Callable[[], PoolClient], namespace: str, placement: WorkerPlacement
+    name: str, plan: RewardPlan, port_factory: Callable[[], PoolClient], namespace: str, options: ActorOptions
 ) -> Any:
     actor: Any = ray.remote(portable_actor(RewardLoopWorker)).options(
         name=name,
@@ -135,7 +151,7 @@ def _create(
         get_if_exists=True,
         max_restarts=-1,
         max_concurrency=MOST_REQUESTS,
-        **placement,
+        **options,
     )
     return actor.remote(plan, port_factory)
 
@@ -170,3 +186,26 @@ def _exit_process(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         log.error("the reward loop ended", exc_info=task.exception())
         os._exit(1)
+
+
+def place_workers(workers: int, cpus: float | None) -> ActorOptions:
+    """Places so many new workers. Without `cpus`, each gets one CPU if there are enough.
+
+    They run on nodes that offer CPUs, and beside Ray's head only if there is no other place. The nodes of gateways and
+    dashboards offer no CPUs to others, so that nothing takes the time of agents' calls.
+    """
+    free = ray.available_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+    if cpus is None:
+        cpus = CPUS if free >= workers * CPUS else 0.0
+        if not cpus:
+            log.warning("the Ray cluster has %g free CPUs for %d reward workers, so they reserve none", free, workers)
+    if free >= workers * SHARE:
+        cpus = max(cpus, SHARE)
+    nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    offering = {node["NodeID"] for node in nodes if node["Resources"].get("CPU", 0.0) >= CPUS}
+    wanted = offering - {node["NodeID"] for node in nodes if HEAD in node["Resources"]} or offering
+    avoided = [node["NodeID"] for node in nodes if node["NodeID"] not in wanted]
+    if not avoided or not wanted or (cpus > 0 and wanted == offering):
+        return ActorOptions(num_cpus=cpus, scheduling_strategy="SPREAD")
+    elsewhere = NotIn(*avoided)  # type: ignore[no-untyped-call]
+    return ActorOptions(num_cpus=cpus, scheduling_strategy=NodeLabelSchedulingStrategy({NODE_ID: elsewhere}))

@@ -44,7 +44,7 @@ def compare_steps(
     is_new_T: BoolArray | None = None,
     past: RunningStatistics = NO_PAST,
 ) -> BaselineInputs:
-    """What counts for each step, which has a reward of its own or 0, and a place in its trajectory.
+    """The values that count for each step, which has a reward of its own or 0, and a place in its trajectory.
 
     - rollout: the return.
     - step: the outcome reward, and of all step rewards only the step's own one.

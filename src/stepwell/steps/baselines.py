@@ -1,4 +1,5 @@
-"""With what a rollout or a step is compared: its group, the others of its group, the batch, the past, or nothing.
+"""The baselines with which a rollout or a step is compared: its group, the others of its group, the batch, the past, or
+nothing.
 
 - A value has two parts: what counts for all steps of its rollout, and what counts for the step alone. Each part is
   compared by itself, so the number of steps of a rollout does not change the mean of the first.
@@ -32,9 +33,9 @@ class BaselineInputs:
     """The values of T rollouts with S steps. Steps may be in any order, and a rollout may have none."""
 
     common_T: Floats
-    """What counts for all steps of a rollout."""
+    """The value that counts for all steps of a rollout."""
     counted_S: Floats
-    """What counts for the step besides."""
+    """The value that counts for the step besides."""
     trajectory_of_S: IndexArray
     group_of_T: IndexArray
     places_S: NDArray[np.signedinteger]

@@ -428,7 +428,7 @@ def _expand(columns: Columns, bases: PrefixLinks) -> IntArray:
 
 
 def _is_within(bases: PrefixLinks, sizes: Sequence[int]) -> bool:
-    """Is every base in the same piece as its step?"""
+    """Whether every base is in the same piece as its step."""
     first_S = np.repeat([0, *accumulate(sizes)][:-1], sizes)
     base_S = bases.base_S[: len(first_S)]
     return bool(((base_S == NO_BASE) | (base_S >= first_S)).all())

@@ -11,7 +11,7 @@ from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.layout import run_lengths
 
 STEP_BYTES = 1_000
-"""What a step takes beside its arrays, roughly."""
+"""The bytes that a step takes beside its arrays, roughly."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +31,7 @@ class StepGroup:
         return cut(self.columns, run_lengths(self.columns.trajectory_uids))
 
     def count(self) -> int:
-        """How many trajectories it has."""
+        """The number of trajectories in the group."""
         return len(set(self.columns.trajectory_uids))
 
     def only(self, trajectories: Sequence[Columns]) -> "StepGroup":

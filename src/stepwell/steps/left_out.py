@@ -1,5 +1,5 @@
-"""What the groups of a batch did besides the steps that the batch has: the rewards of steps that are left out, and the
-returns of rollouts of which nothing is there.
+"""The results of a batch's groups besides the steps in it: the rewards of steps that are left out, and the returns of
+rollouts of which nothing is there.
 
 Advantages are computed as if nothing were left out. Otherwise a group's baseline would depend on a consumer's filter.
 """

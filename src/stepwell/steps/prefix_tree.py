@@ -144,7 +144,7 @@ class PrefixTree:
         return branch
 
     def can_restore(self, base: int, shared: int) -> bool:
-        """Is the base there?"""
+        """Whether the base is there."""
         return base == ROOT or (base < len(self._branches) and shared <= self._branches[base].end)
 
     def read(self, branch: int, length: int, first: int = 0) -> IntArray:
@@ -189,7 +189,7 @@ class PrefixTree:
         return self._node(first, length) is self._node(second, length)
 
     def bases(self, sequences: Sequence[tuple[int, int]], first: int = 0) -> list[tuple[int, int]]:
-        """For each sequence (branch, length): which one before it shares most with it, and how much.
+        """The base of each sequence (branch, length): which one before it shares most with it, and how much.
 
         Sequences are numbered from `first` on. (ROOT, 0) for one that shares nothing with those before it.
         """

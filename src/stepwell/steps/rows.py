@@ -41,9 +41,9 @@ class ForkReason(StrEnum):
     REPEATED = "repeated"
     """Nowhere, but its prompt ends inside the row: the call was repeated, or the agent went back."""
     REPLY_CHANGED = "reply_changed"
-    """At a token that the model wrote: thinking stripped, a tool call rendered anew, text encoded anew."""
+    """The fork is at a token that the model wrote: thinking stripped, a tool call rendered anew, text encoded anew."""
     CONTEXT_CHANGED = "context_changed"
-    """At a token that the model was given: compaction, another system prompt, a sub-agent."""
+    """The fork is at a token that the model was given: compaction, another system prompt, a sub-agent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

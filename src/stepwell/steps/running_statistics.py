@@ -65,7 +65,7 @@ class RunningStatistics:
         return self.entries.get(ALL, RunningEntry())
 
     def find(self, key: str) -> RunningEntry | None:
-        """That of a task; of all tasks if it has no past; None if there is none at all."""
+        """The entry of a task; of all tasks if it has no past; None if there is none at all."""
         return self.entries.get(key) or self.entries.get(ALL)
 
     def after(

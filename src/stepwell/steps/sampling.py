@@ -63,8 +63,8 @@ TEXT_FIELDS = frozenset(
         *("annotations", "citations", "logprobs", "cache_control", "prompt_cache_breakpoint"),
     )
 )
-"""What a part of such a type may have. With other fields, an engine may take it for an image: vLLM does so if a part
-has no type, or a uuid beside its type."""
+"""The fields that a part of such a type may have. With other fields, an engine may take it for an image: vLLM does so
+if a part has no type, or a uuid beside its type."""
 
 
 def untrainable_reason(
@@ -117,7 +117,8 @@ def with_mode(sampling: JsonObject, mode: str) -> JsonObject:
 
 
 def constrained_reason(sampled: Mapping[str, Any]) -> str | None:
-    """What keeps the model from tokens that it would have written, as "constrained: text"; None if nothing does."""
+    """The constraint that keeps the model from tokens that it would have written, as "constrained: text"; None if there
+    is none."""
     if not ALL_CONSTRAINTS.isdisjoint(sampled):
         for name in CONSTRAINTS:
             if sampled.get(name):
@@ -149,7 +150,8 @@ def sampling_kind(untrainable: str | None) -> str:
 
 
 def sampling_note(channel: str, recent: Mapping[str, int]) -> str | None:
-    """In words, how many of a channel's last steps are left out for their sampling, and the choices; None if few are.
+    """A note in words: how many of a channel's last steps are left out for their sampling, and the choices; None if few
+    are.
 
     `recent` counts the steps by `sampling_kind`.
     """

@@ -16,7 +16,7 @@ from stepwell.steps.step import INDEX_BY_POOL, Exactness, VersionSpan, ids_array
 
 
 class ColumnKind(Enum):
-    """What type a value has. JSON has arrays as lists and an unknown number as null."""
+    """The type of a value. JSON has arrays as lists and an unknown number as null."""
 
     IDS = auto()
     FLOATS = auto()
@@ -39,7 +39,7 @@ class ColumnKind(Enum):
 
 
 class ColumnScope(Enum):
-    """What has one value of the column."""
+    """The owner of one value of the column."""
 
     PROMPT_TOKEN = auto()
     RESPONSE_TOKEN = auto()
@@ -52,13 +52,13 @@ class Storage(Enum):
     """Where a pool keeps the column of a step."""
 
     TREE = auto()
-    """In the prefix tree of its trajectory."""
+    """The prefix tree of the step's trajectory."""
     OWN = auto()
-    """In an attribute of StoredStep of the same name, which rules read."""
+    """An attribute of StoredStep of the same name, which rules read."""
     CARRIED = auto()
-    """In StoredStep.carried. No rule reads it."""
+    """StoredStep.carried, which no rule reads. No rule reads it."""
     RECORD = auto()
-    """In the record of its trajectory or group."""
+    """The record of the step's trajectory or group."""
     DERIVED = auto()
     """Nowhere: it is computed when the step is shipped."""
 

@@ -117,8 +117,8 @@ class Step:
     outcome_reward: float | None = None
     """The reward of its trajectory as a whole, apart from the steps' own. The pool fills it in."""
     reward_of: str = ""
-    """What `reward` is: the step's own (OF_STEP), or the outcome reward (OF_TRAJECTORY). Empty without a reward, and in
-    older files."""
+    """The kind of `reward`: the step's own (OF_STEP), or the outcome reward (OF_TRAJECTORY). Empty without a reward,
+    and in older files."""
     prompt_made: str = ""
     """How the prompt of a chat call was made: BRIDGED from the tokens of the step that it continues, or by the engine
     from the messages, as "rendered: reason". Empty if nobody tells."""

@@ -34,7 +34,7 @@ NO_SOUND_STEP = "no_sound_step"
 
 
 class FilteredStep(Protocol):
-    """What the filter reads of a step."""
+    """The fields of a step that the filter reads."""
 
     exactness: Exactness
     untrainable: str | None

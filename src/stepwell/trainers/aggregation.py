@@ -16,7 +16,7 @@ from stepwell.steps.layout import IndexArray
 LossAggregation: TypeAlias = Literal["token_mean", "sequence_mean", "fixed_length"]
 Weights: TypeAlias = NDArray[np.float64]
 Aggregation: TypeAlias = Callable[[IndexArray, int], Weights]
-"""From the sequence of each of N tokens and the fixed length to the weight of each."""
+"""A function from the sequence of each of N tokens and the fixed length to the weight of each."""
 
 
 def token_mean(sequence_of_N: IndexArray, length: int) -> Weights:

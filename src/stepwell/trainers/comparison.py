@@ -1,4 +1,4 @@
-"""What of a batch is compared with a baseline: the returns of its rollouts, or what counts for its steps.
+"""The values of a batch that are compared with a baseline: the returns of its rollouts, or what counts for its steps.
 
 - What is left out of the batch counts as if it were there.
 - A step that is trained by itself, before its rollout ends, has a value of its own and is a group of one.

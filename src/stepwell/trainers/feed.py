@@ -69,7 +69,7 @@ class ChosenBatch:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FeedState:
-    """What a checkpoint says of the pool's data."""
+    """The state of the pool's data that a checkpoint names."""
 
     leases: list[tuple[str, str]]
     """Leases of trained batches that were not acknowledged when this was written."""
@@ -126,7 +126,7 @@ class Feed:
 
     def __init__(self, pool: DataPool, settings: FeedSettings, unit: str = "batches") -> None:
         self.monitor = LearningMonitor(settings.max_unlearnable, unit)
-        """To be asked after each batch: NothingLearned ends a training that learns nothing."""
+        """The monitor, to be asked after each batch: NothingLearned ends a training that learns nothing."""
         self.leased: deque[TrainingBatch] = deque()
         """Batches whose rows are not chosen yet, the oldest first. A trainer may append what it has leased itself."""
         self._pool = pool
@@ -213,7 +213,7 @@ class Feed:
     # -- moving on -----------------------------------------------------------------------------------------------------
 
     def count_as_trained(self, *rollouts: LeasedRollouts) -> None:
-        """These are in the weights now; all that is in hand, if none are named."""
+        """Counts these as part of the weights now; all that is in hand, if none are named."""
         with self._lock:
             for each in rollouts or tuple(self._in_hand):
                 self._in_hand.remove(each)
@@ -226,7 +226,7 @@ class Feed:
         return bool(self._trained or self._ledger.leases)
 
     def acknowledge(self) -> None:
-        """What is trained is kept: a checkpoint with it is on disk, or there are no checkpoints. It does not come back.
+        """Keeps what is trained: a checkpoint with it is on disk, or there are no checkpoints. It does not come back.
         If the pool is away, the next call tells it."""
         with self._lock:
             for each in self._trained:
@@ -251,7 +251,7 @@ class Feed:
 
     @contextmanager
     def returned_on_failure(self) -> Iterator[None]:
-        """What is not trained returns to the pool if the block fails."""
+        """Returns what is not trained to the pool if the block fails."""
         try:
             yield
         except BaseException:
@@ -277,7 +277,7 @@ class Feed:
         self._statistics = statistics_of(state.statistics)
 
     def unseen_version(self, version: int) -> int:
-        """This version, or, if the pool has had a newer one, a number that no other weights have had."""
+        """The given version, or, if the pool has had a newer one, a number that no other weights have had."""
         newest = self._pool.stats().policy_version
         return version if newest <= version else newest + 1
 

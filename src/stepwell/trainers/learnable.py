@@ -54,7 +54,7 @@ REASONS = {
         "send a list with a number for each token of the sequence, or none",
     ),
 }
-"""What was left out, and what to do, by the field of LeftOut."""
+"""Texts by the field of LeftOut: what was left out, and what to do."""
 
 
 class LearningMonitor:
@@ -65,7 +65,7 @@ class LearningMonitor:
         self._unit = unit
         self._in_a_row = 0
         self._left_out: Counter[str] = Counter()
-        """Since the last batch that taught something."""
+        """The counts since the last batch that taught something."""
         self._reported: set[str] = set()
 
     def check(self, rows: TrainedRows, version: int = NO_VERSION) -> None:

@@ -35,7 +35,7 @@ class LogRatios:
     """How much likelier tokens have become, without a gradient. Their sum is what happened since they were sampled."""
 
     to_proximal_N: "torch.Tensor"
-    """From the policy that sampled to the proximal one."""
+    """The change from the policy that sampled to the proximal one."""
     since_proximal_N: "torch.Tensor"
 
 

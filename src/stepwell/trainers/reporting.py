@@ -54,12 +54,12 @@ class UpdateMetrics(Learned):
     steps_other_temperature: int = 0
     steps_unknown_temperature: int = 0
     steps_unusable_advantages: int = 0
-    """What was left out, by reason: see LeftOut."""
+    """The first count of what was left out, by reason: see LeftOut."""
     logprobs_recomputed: int = 0
     logprobs_current: int = 0
     logprobs_staleness: float = 0.0
     temperatures_assumed: int = 0
-    """What the data lacked and was filled in: see FilledIn."""
+    """The first count of what the data lacked and was filled in: see FilledIn."""
     rows: int
     tokens: int
     """The number of trained tokens."""

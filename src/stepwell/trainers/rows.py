@@ -77,7 +77,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledIn:
-    """What trained tokens lack and how much of it was filled in."""
+    """The values that trained tokens lack, and how many of them were filled in."""
 
     logprobs_recomputed: int
     """Trained tokens without a recorded log-probability that have that of the weights that sampled them."""
@@ -101,9 +101,9 @@ class TrainedRows:
     trained: BoolArray
     """Which tokens of all rows are trained."""
     missing: BoolArray
-    """Which of these were recorded without a log-probability."""
+    """The trained tokens that were recorded without a log-probability."""
     recomputed: BoolArray
-    """Which of these have one by the weights that sampled them."""
+    """The tokens among the missing ones that have one by the weights that sampled them."""
     temperatures_assumed: int
     uids_T: list[str]
     """The names of the rollouts; of the steps, if these are the unit."""
@@ -139,8 +139,8 @@ class TrainedRows:
         )
 
     def versions_behind(self, version: int) -> IndexArray:
-        """By how many versions each trained token is older than the weights. If another process syncs the engines,
-        `version` is too old; then the newest token tells the current version."""
+        """The number of versions by which each trained token is older than the weights. If another process syncs the
+        engines, `version` is too old; then the newest token tells the current version."""
         versions = self.merged.versions[self.trained]
         return max(version, int(versions.max(initial=version))) - versions
 

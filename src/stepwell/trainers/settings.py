@@ -29,17 +29,17 @@ def default_rate(parameters: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSettings:
-    """What of a batch is trained, and towards what."""
+    """The rows of a batch that are trained, and towards what."""
 
     unit: TrainingUnit = "groups"
-    """What a batch is made of. `groups`: whole ones. `trajectories`: single ones, as soon as they are complete.
-    `steps`: single ones, before their trajectory ends. Each trajectory or step is then a group of one."""
+    """The units that a batch is made of. `groups`: whole ones. `trajectories`: single ones, as soon as they are
+    complete. `steps`: single ones, before their trajectory ends. Each trajectory or step is then a group of one."""
     advantage: AdvantageKind = "rollout"
     """`rollout`: all tokens of a rollout have its advantage. `step`: a step reward counts for its own step alone.
     `reward_to_go`: it counts for its own step and those before it."""
     baseline: BaselineKind = "group"
-    """With what a rollout is compared. `group`: the rollouts of its group. `leave_one_out`: the others of its group.
-    `batch`: all rollouts of the batch. `running`: those of earlier batches. `none`: nothing."""
+    """The baseline that a rollout is compared with. `group`: the rollouts of its group. `leave_one_out`: the others of
+    its group. `batch`: all rollouts of the batch. `running`: those of earlier batches. `none`: nothing."""
     fallback_baseline: BaselineKind = "running"
     """The baseline of groups of one, if `baseline` compares within groups; `none`: they are not trained."""
     divide_by_std: bool = True
@@ -120,8 +120,8 @@ class Settings(FeedSettings):
     """If set, tokens are weighted by their importance ratio, up to this, and only what the gradient steps of one batch
     change is clipped: for data that is many versions old, of which clipping would leave little."""
     importance_sampling: ImportanceSampling = "truncated"
-    """What is done with a larger ratio than `importance_cap`. `truncated`: it counts as the cap. `masked`: the token
-    is not trained."""
+    """The treatment of a larger ratio than `importance_cap`. `truncated`: it counts as the cap. `masked`: the token is
+    not trained."""
     kl_coefficient: float = 0.0
     """The weight of the KL penalty towards the reference model, which must be given if this is not 0."""
     loss_aggregation: LossAggregation = BY_ALGORITHM

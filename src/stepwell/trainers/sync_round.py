@@ -51,7 +51,7 @@ class SyncRound:
             raise SyncFailed("; ".join(map(str, self.failed.values())) or "there is no engine")
 
     def pause(self) -> None:
-        """What fails here has its old weights and its old version."""
+        """Pauses the engines; one that fails here has its old weights and its old version."""
         self.each(lambda engine: engine.pause(), undo=lambda engine: engine.resume())
         self.each(_label_as_changing, undo=lambda engine: engine.resume())
 

@@ -183,7 +183,7 @@ class StepwellRolloutWorker:
         self._is_ready = True
 
     def commit(self) -> None:
-        """What is trained is kept: acknowledge it."""
+        """Acknowledges what is trained, so that it is kept."""
         self.progress.commit()
 
     # -- the thread ----------------------------------------------------------------------------------------------------

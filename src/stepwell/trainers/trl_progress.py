@@ -35,12 +35,12 @@ class DeliveredGroup:
 
     @property
     def is_begun(self) -> bool:
-        """Its other samples must be in the checkpoint, which has some already."""
+        """Whether the checkpoint has some of the group's samples already, so that the others must be in it too."""
         return bool(self.trained) or self.rollouts is None
 
 
 class TrlProgress:
-    """What became of the groups that TRL was given. The thread that fetches groups uses it, and that in which TRL
+    """The progress of the groups that TRL was given. The thread that fetches groups uses it, and that in which TRL
     trains."""
 
     def __init__(self, feed: Feed) -> None:

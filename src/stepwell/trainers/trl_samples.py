@@ -1,4 +1,4 @@
-"""What TRL is given: samples, which know their group and its staleness.
+"""The samples that TRL is given, which know their group and its staleness.
 
 TRL has one advantage per sample: a row with several (other settings of `advantage`, `credit`) becomes several.
 """

@@ -85,19 +85,19 @@ class SentDigests:
 
 
 class EngineProof:
-    """What is known of the weights of the engine at `url`."""
+    """The proven part of the weights of the engine at `url`."""
 
     def __init__(self, url: str) -> None:
         self.dtype: str | None = None
         """The dtype of its weights, once it was found."""
         self.has_checksums = True
-        """Whether it tells them; vLLM before 0.32 does not."""
+        """Whether the engine reports checksums; vLLM before 0.32 does not."""
         self._url = url
         self._held: dict[str, list[str]] = {}
         self._sent: dict[str, str] = {}
 
     def check(self, sent: SentDigests, checksums: Checksums) -> int:
-        """How many of its tensors are proven. SyncFailed names those that are not what was sent."""
+        """The number of the engine's tensors that are proven. SyncFailed names those that are not what was sent."""
         held: dict[str, list[str]] = defaultdict(list)
         for key in sorted(checksums):
             held[key.rpartition(":")[2]].append(checksums[key])

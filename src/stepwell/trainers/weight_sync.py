@@ -112,7 +112,7 @@ class WeightSync:
         self._tolerance = tolerance
         self._compares_checksums = checksums
         self._proofs: dict[str, EngineProof] = {}
-        """What is known of each engine's weights, by its address."""
+        """The proof of each engine's weights, by its address."""
         self._one_at_a_time = threading.Lock()
         self._looking = threading.Lock()
         """Held while engines are looked for that are behind."""
@@ -205,7 +205,7 @@ class WeightSync:
             self._ours, self._synced, self._failed = synced.logprobs, synced, frozenset()
 
     def versions(self) -> dict[str, str | None]:
-        """What each engine tells; None if it does not answer."""
+        """The version that each engine reports; None if it does not answer."""
         engines = self._engines()
         with ThreadPoolExecutor(max(1, len(engines))) as threads:
             told = list(threads.map(self._version_or_none, engines))
@@ -218,7 +218,7 @@ class WeightSync:
             pass  # what had begun has ended
 
     def _announce(self) -> None:
-        """So that gateways hold calls until the engines have weights."""
+        """Announces the version, so that gateways hold calls until the engines have weights."""
         if self._pool is not None and not self._is_closed:
             self._pool.announce_sync()
 
@@ -227,7 +227,7 @@ class WeightSync:
         return [self._control(url, timeout=self._timeout) for url in dict.fromkeys((*listed, *self._given))]
 
     def _version(self, engine: EngineControl) -> str:
-        """What the engine tells, in little time: a machine that is gone does not even refuse."""
+        """The version that the engine reports in little time: a machine that is gone does not even refuse."""
         return self._control(engine.url, timeout=min(self._timeout, QUESTION_TIMEOUT)).version()
 
     def _wait_for_answer(self, engine: EngineControl) -> str:
@@ -272,7 +272,7 @@ class WeightSync:
         return probe_logprobs(weights, self._probe) if self._probe and is_model(weights) else None
 
     def _help_to_gather(self, weights: Weights, version: int, began: float) -> SyncReport:
-        """What rank 0 does with the model, in the same order, and nothing else."""
+        """Does what rank 0 does with the model, in the same order, and nothing else."""
         self._our_logprobs(weights)
         for _ in stream_weights(weights):
             pass
@@ -340,7 +340,7 @@ class WeightSync:
 
 @dataclass(frozen=True, slots=True)
 class SyncedWeights:
-    """What an engine must tell of the weights of a sync."""
+    """The facts that an engine must report of the weights of a sync."""
 
     version: int
     logprobs: Sequence[float] | None
@@ -354,7 +354,7 @@ class SyncedWeights:
 
 
 class WeightChange(NamedTuple):
-    """What is reported of the engines."""
+    """The figures of a sync that are reported of the engines."""
 
     paused_seconds: float
     proven_tensors: int | None

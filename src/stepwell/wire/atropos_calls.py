@@ -51,7 +51,8 @@ class EnvRegistered(AtroposBody):
 
 
 class EnvStatus(AtroposBody):
-    """By this an environment decides how many rollouts to start. The defaults are for servers that say less."""
+    """The status by which an environment decides how many rollouts to start. The defaults are for servers that say
+    less."""
 
     current_step: int
     queue_size: int
@@ -70,11 +71,11 @@ class EnvIdentifier(AtroposBody):
 
 class LeaseName(AtroposBody):
     lease: str
-    """As in the header x-stepwell-lease."""
+    """The lease, as in the header x-stepwell-lease."""
 
 
 def read_call(shape: type[M], sent: bytes | dict[str, str]) -> M:
-    """From a JSON body, or a query. BadRequest says what is wrong with it."""
+    """Reads a JSON body, or a query. BadRequest says what is wrong with it."""
     try:
         return shape.model_validate_json(sent) if isinstance(sent, bytes) else shape.model_validate(sent)
     except ValidationError as wrong:

@@ -69,7 +69,7 @@ Version = Annotated[int, Field(ge=0, lt=2**63)]
 Logprob = Annotated[float, Field(gt=-1e38, lt=1e38)]
 """A number that fits in 32 bits; steps/soundness.py decides whether it can be a log-probability."""
 MAX_SUBMITTED_STEPS = 4096
-"""In one request: the gateway serves nobody else while it reads them."""
+"""The most steps in one request: the gateway serves nobody else while it reads them."""
 JsonFields = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 
 
@@ -78,7 +78,7 @@ class GatewayBody(BaseModel):
 
 
 class ConsentGiven(GatewayBody):
-    """What the person agreed to whose data it is."""
+    """The consent that the person gave whose data it is."""
 
     train: bool = True
     """False: the steps are recorded, and no trainer gets them."""
@@ -94,12 +94,12 @@ class InitTrajectory(GatewayBody):
     group_size: GroupSize | None = None
     """How many rollouts complete the group."""
     metadata: JsonFields = {}
-    """What rewards and exports read. With a session key: at most 16 KiB, and kept apart, as `client`."""
+    """Facts that rewards and exports read. With a session key: at most 16 KiB, and kept apart, as `client`."""
     session: bool = False
     """Open a session: a conversation that nobody completes. After a while without a call the pool completes it, and a
     later call under its base_url goes on in a new trajectory."""
     user: str = Field(default="", max_length=200)
-    """Whose session it is."""
+    """The user whose session it is."""
     capture: bool = True
     """False: the calls of the session are answered and not recorded."""
     consent: ConsentGiven | None = None
@@ -110,7 +110,7 @@ class InitTrajectory(GatewayBody):
 
     @property
     def all_metadata(self) -> dict[str, Any]:
-        """With what the pool reads in it."""
+        """The metadata with what the pool reads in it."""
         consent = {} if self.consent is None else {CONSENT: self.consent.model_dump()}
         retention = {} if self.retention_seconds is None else {RETENTION: self.retention_seconds}
         unfinished = {} if self.unfinished_reward is None else {UNFINISHED_REWARD: self.unfinished_reward}
@@ -179,14 +179,14 @@ class Feedback(GatewayBody):
     thumb: Literal["up", "down"] | None = None
     """The reward 1 or -1."""
     rating: FiniteFloat | None = None
-    """On the scale, from which it is mapped to a reward from -1 to 1."""
+    """A rating on the scale, from which it is mapped to a reward from -1 to 1."""
     scale: tuple[FiniteFloat, FiniteFloat] = (1.0, 5.0)
     """The worst and the best rating."""
     step_index: StepIndex | Literal["last"] | None = None
     """The step that gets the reward. Without one, the whole trajectory gets a `value`, and the last step a thumb or a
     rating."""
     source: str = Field(default="feedback", min_length=1, max_length=200)
-    """Who gives it."""
+    """The name of the one who gives the feedback."""
     note: str = Field(default="", max_length=10_000)
     """The reason as text; it is added to the trajectory's metadata."""
 
@@ -208,7 +208,7 @@ class Feedback(GatewayBody):
 
     @property
     def rewarded_step(self) -> int | None:
-        """Its index, or LAST_STEP; None for the whole trajectory."""
+        """The index of the rewarded step, or LAST_STEP; None for the whole trajectory."""
         if self.step_index == "last" or (self.step_index is None and self.value is None):
             return LAST_STEP
         return self.step_index
@@ -288,7 +288,7 @@ class SubmitSteps(GatewayBody):
 class StepsSubmitted(GatewayBody):
     accepted: int
     refused: dict[str, int]
-    """By cause: duplicate, late, mixed_indexes, too_large."""
+    """The number of refused steps by cause: duplicate, late, mixed_indexes, too_large."""
 
 
 class RefillWanted(GatewayBody):
@@ -326,7 +326,7 @@ class GenerationDone(GatewayBody):
     log_probs: list[float]
     stop_reason: str | None
     policy_version: int
-    """Of the oldest token."""
+    """The version of the oldest token."""
     version_spans: list[VersionSpan]
     model: str = ""
     """The name of the model or adapter that answered; empty if the engine does not report it."""
@@ -384,12 +384,12 @@ class ForgetReceipt(GatewayBody):
     older_than: float | None = None
     """Seconds, for what was too old."""
     asked_at: float
-    """When it was first asked for, in seconds since 1970."""
+    """The time at which it was first asked for, in seconds since 1970."""
     written_at: float
     trained_versions: list[int]
     """The first version of the policy for each batch that had its data."""
     shards: dict[str, Any]
-    """What each shard removed."""
+    """The counts of what each shard removed."""
 
 
 class EngineAddress(GatewayBody):
@@ -402,7 +402,7 @@ class EngineNow(GatewayBody):
     state: str
     """healthy, paused, unsynced or down."""
     why: str
-    """Why it is unsynced or down; else empty."""
+    """The reason why the engine is unsynced or down; else empty."""
     in_flight: int
     weight_version: str | None
     server: str

@@ -133,7 +133,7 @@ def read_ids(value: object) -> IntArray:
 
 
 def read_logprobs(value: object) -> FloatArray | None:
-    """From chat's and generate's {content: [{logprob}]}, or completions' {token_logprobs: []}."""
+    """Reads chat's and generate's {content: [{logprob}]}, or completions' {token_logprobs: []}."""
     if not isinstance(value, dict):
         return None
     content, flat = value.get("content"), value.get("token_logprobs")
@@ -146,7 +146,8 @@ def read_logprobs(value: object) -> FloatArray | None:
 
 
 def read_logprob_list(value: object) -> list[Any]:
-    """As read_logprobs, for a piece of a streamed answer; an entry without a log-probability counts as null."""
+    """Reads as read_logprobs does, for a piece of a streamed answer; an entry without a log-probability counts as
+    null."""
     if not isinstance(value, dict):
         return []
     content = value.get("content")

@@ -123,7 +123,7 @@ def require_finite(field: str, numbers: NDArray[np.floating[Any]]) -> None:
 
 
 def require_writable(extras: Sequence[JsonObject]) -> None:
-    """What cannot be sent out again would hold up every batch that it is part of."""
+    """Refuses what cannot be sent out again: it would hold up every batch that it is part of."""
     try:
         orjson.dumps([extras])  # the digest of a group nests them as deep
     except orjson.JSONEncodeError:

@@ -48,7 +48,7 @@ GROUP = "group"
 GRADE = "exactness"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 TOKENS_A_PIECE = 2**19
-"""So that a piece is written within some milliseconds."""
+"""The most tokens of a piece, so that it is written within some milliseconds."""
 
 
 def has_arrow() -> bool:
@@ -173,7 +173,8 @@ def _sound_rows(body: bytes) -> "pyarrow.RecordBatch":
 
 
 def _single_batch(body: bytes) -> "pyarrow.RecordBatch | None":
-    """Of a stream with one record batch, as `groups_to_arrow` writes it: its schema is known. None for others."""
+    """The batch of a stream with one record batch, as `groups_to_arrow` writes it: its schema is known. None for
+    others."""
     pa, schema = _pyarrow(), _schema_message()
     if not body.startswith(schema) or len(body) == len(schema) + len(END_OF_STREAM):
         return None

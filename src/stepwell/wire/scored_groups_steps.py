@@ -45,7 +45,7 @@ D = TypeVar("D", bound=np.generic)
 def columns_from_group(
     group: ScoredGroup, prompt_uid: str, *, source: str, policy_version: int, arrived_at: float
 ) -> Columns:
-    """As `columns_from_groups`, for one group whose trajectories are `{prompt_uid}-{n}`."""
+    """The columns, as from `columns_from_groups`, of one group whose trajectories are `{prompt_uid}-{n}`."""
     uids = [f"{prompt_uid}-{place}" for place in range(len(group))]
     return columns_from_groups(
         [group], [prompt_uid], uids, sources=[source], policy_version=policy_version, arrived_at=arrived_at
@@ -319,7 +319,7 @@ def _of_trajectories(columns: Columns) -> tuple[ScoredGroup, IndexArray]:
 
 
 def _add_temperatures(extras: Sequence[dict[str, Json]], temperatures: Sequence[float]) -> None:
-    """For sequences that an agent recorded: an environment tells its trainer how it samples."""
+    """Adds temperatures to sequences that an agent recorded: an environment tells its trainer how it samples."""
     for own, temperature in zip(extras, temperatures, strict=True):
         if not math.isnan(temperature):
             own.setdefault("temperatures", temperature)

@@ -10,7 +10,7 @@ from stepwell.doctor.case_runner import HELLO, CaseRunner
 from stepwell.doctor.cases import CASES, bridge, reasoning
 from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import CaseColumn, Grade
-from stepwell.doctor.harness import open_harness
+from stepwell.doctor.local_gateway import open_local_gateway
 from stepwell.doctor.replies import MESSAGES, RESPONSES
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine import FakeEngine, Faults
@@ -26,8 +26,8 @@ async def spelled(ids: Any) -> DecodedText:
 
 @asynccontextmanager
 async def runner_of(engine: FakeEngine) -> AsyncIterator[CaseRunner]:
-    async with open_harness(engine.url, None, None, spelled, None) as harness:
-        yield CaseRunner(harness, engine.model)
+    async with open_local_gateway(engine.url, None, None, spelled, None) as gateway:
+        yield CaseRunner(gateway, engine.model)
 
 
 @pytest.mark.parametrize("case", [MESSAGES, RESPONSES])

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.agents.harnesses import ClaudeCode
+from stepwell.agents.cli_agents import ClaudeCode
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import Finding, Grade
-from stepwell.doctor.harness import open_harness
 from stepwell.doctor.harness_trial import TrialTimeouts, try_harness
+from stepwell.doctor.local_gateway import open_local_gateway
 from tests.integration.doctor.test_cases import spelled
 from tests.integration.doctor.test_faults import found
 from tests.rig.fake_engine import FakeEngine
@@ -35,7 +35,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 
 async def tried(engine: FakeEngine, timeouts: TrialTimeouts) -> dict[str, Finding]:
-    async with open_harness(engine.url, None, None, spelled, None) as doctor:
+    async with open_local_gateway(engine.url, None, None, spelled, None) as doctor:
         return {check.name: check.finding for check in await try_harness(doctor, ClaudeCode, timeouts)}
 
 

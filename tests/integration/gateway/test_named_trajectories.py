@@ -91,7 +91,7 @@ async def test_a_named_call_with_capture_off_is_not_recorded(tmp_path: Path, eng
 
 
 async def test_the_name_means_nothing_below_unrecorded(tmp_path: Path, engine: FakeEngine) -> None:
-    pool, key = live_pool(None), new_key(tmp_path, Role.DOOR)
+    pool, key = live_pool(None), new_key(tmp_path, Role.ENVIRONMENT)
     async with gateway(tmp_path, pool, engine) as client:
         for by in (key, CONTROL):
             answer = await client.post(f"/unrecorded{CHAT}", json=HELLO, headers={**bearer(by), "X-Session-ID": "one"})

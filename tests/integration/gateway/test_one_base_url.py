@@ -182,7 +182,7 @@ async def test_a_call_that_a_full_pool_does_not_take_says_so(engine: FakeEngine)
 
 @pytest.mark.parametrize("root", ["/v1", "/v1/v1", "/session/v1"])
 async def test_an_environments_key_is_told_where_its_calls_go(tmp_path: Path, engine: FakeEngine, root: str) -> None:
-    door = create_key(tmp_path / "keys.json", Role.DOOR)[0]
+    door = create_key(tmp_path / "keys.json", Role.ENVIRONMENT)[0]
     async with gateway(live_pool(None), engine, tmp_path) as url:
         refused = await ask(url, f"{root}/chat/completions", door)
         assert refused.status_code == 403

@@ -7,7 +7,7 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from stepwell.engines.session_split import SessionSplit
+from stepwell.engines.routing import SessionSplit
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.client import PoolClient

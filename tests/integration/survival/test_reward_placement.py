@@ -10,8 +10,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.runner.messages import Job
-from stepwell.rewards.worker import RewardPlan, start_rewards
-from stepwell.rewards.worker_placement import place_workers
+from stepwell.rewards.worker import RewardPlan, place_workers, start_rewards
 from tests.rig.actors import node_of
 from tests.rig.ray_nodes import joined_node
 from tests.rig.waiting import wait_until

@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 
 from stepwell.agents.blackbox import BlackBoxAgentFlow
+from stepwell.agents.cli_agents import ClaudeCode
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.flows import SubprocessAgent, ToolLoop
 from stepwell.agents.foreign.tasks_process import TasksBroken, reward_of
-from stepwell.agents.harnesses import ClaudeCode
 from stepwell.agents.outcome import AgentFailed
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus
 from stepwell.agents.rollouter import AsyncRollouter

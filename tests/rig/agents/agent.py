@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepwell.agents.harnesses import CommandLineHarness, ModelAccess, QwenCode
+from stepwell.agents.cli_agents import CommandLineHarness, ModelAccess, QwenCode
 from tests.rig.agents.process import in_time, installed, output_of
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stepwell.agents.harnesses import CommandLineHarness, OpenClaw, Opencode
+from stepwell.agents.cli_agents import CommandLineHarness, OpenClaw, Opencode
 from stepwell.common.processes import run_command
 
 CHECKOUT = Path(__file__).parents[3]

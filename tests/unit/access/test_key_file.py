@@ -141,8 +141,16 @@ def test_a_project_is_the_first_part_of_a_channels_name(path: Path) -> None:
 
 
 def test_entries_are_plain_json(path: Path) -> None:
-    create_key(path, Role.DOOR, channels=["c"], now=1.0, expires="1h")
+    create_key(path, Role.ENVIRONMENT, channels=["c"], now=1.0, expires="1h")
     (entry,) = json.loads(path.read_text())["keys"]
     assert set(entry) == {
         *("id", "name", "role", "digest", "channels", "projects", "created_at", "expires_at", "revoked_at")
     }
+
+
+def test_a_key_for_an_environment_is_read_from_a_file_of_0_2(path: Path) -> None:
+    key, _ = create_key(path, Role.ENVIRONMENT, name="env")
+    path.write_text(path.read_text().replace('"role": "environment"', '"role": "door"'))
+    found = reading(path).find(key.encode())
+    assert found is not None
+    assert found.role is Role.ENVIRONMENT

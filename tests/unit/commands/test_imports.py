@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.commands import COMMANDS
 
-ROOMS = ("agents", "demo", "doctor", "envs", "exports", "trainers")
+PACKAGES = ("agents", "demo", "doctor", "envs", "exports", "trainers")
 UP = ("launch_plan", "processes", "up")
 HEAVY = (
     "datasets",
@@ -52,7 +52,7 @@ ABSENT = {
     ),
     ("keys.run_gateway_key",): ("atropos", "dashboard", "engines", "gateway", "pool.client", "rewards", *POOL_INSIDE),
 }
-"""By the functions that a process runs: rooms and parts of them that it does not import, beside ROOMS and UP."""
+"""By the functions that a process runs: packages and parts of them that it does not import, beside PACKAGES and UP."""
 NOT_SERVING = (KEEPS_WORKERS, ("pool.run_pool", "pool._keep_pool"), ("keys.run_gateway_key",))
 """Those that answer no HTTP: the process that keeps a gateway's workers running does not either."""
 
@@ -80,7 +80,7 @@ def imported(lines: Sequence[str]) -> set[str]:
 
 @pytest.mark.parametrize("process", ABSENT, ids=lambda process: process[0])
 def test_a_process_imports_only_what_it_uses(process: Sequence[str]) -> None:
-    unwanted = {*HEAVY, *(f"stepwell.{part}" for part in (*ROOMS, *ABSENT[tuple(process)]))}
+    unwanted = {*HEAVY, *(f"stepwell.{part}" for part in (*PACKAGES, *ABSENT[tuple(process)]))}
     unwanted |= {f"stepwell.commands.{part}" for part in UP}
     unwanted |= set(SERVING if process in NOT_SERVING else ())
     found = imported([line for function in process for line in imports_of(function)])

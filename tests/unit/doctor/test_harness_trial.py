@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from stepwell.agents.harnesses import HARNESSES, ClaudeCode
+from stepwell.agents.cli_agents import HARNESSES, ClaudeCode
 from stepwell.commands.doctor import DoctorSettings
 from stepwell.doctor.findings import Finding, Grade
-from stepwell.doctor.harness import AgentCall
 from stepwell.doctor.harness_trial import LONGER_CONTEXT, check_start, harness_named, judge_calls, judge_turns
+from stepwell.doctor.local_gateway import AgentCall
 from stepwell.errors import BadRequest
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.steps.step import BRIDGED, RENDERED, Exactness, Step, ids_array, logprobs_array

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
+from stepwell.pool.api.serving_state import Serving
 
 from stepwell.engines.replica import EngineReplica, EngineState
-from stepwell.engines.routing import EngineSelector, RoundRobin
-from stepwell.engines.session_split import SessionSplit
+from stepwell.engines.routing import EngineSelector, RoundRobin, SessionSplit
 from stepwell.errors import EngineUnavailable
 from stepwell.pool.api.policy import Canary
 from tests.unit.gateway.scripted_engines import make_engine
@@ -27,7 +27,7 @@ class Fleet:
         for engine in (self.new, self.old, self.old_too):
             engine.state = EngineState.HEALTHY
             self.selector.add(engine)
-        self.selector.set_canary(Canary(7, ("http://new",), share, began_at=0.0))
+        self.selector.set_serving(Serving(canary=Canary(7, ("http://new",), share, began_at=0.0)))
 
     def set_state(self, state: EngineState, *engines: EngineReplica) -> None:
         for engine in engines:
@@ -64,7 +64,7 @@ async def test_a_session_stays_on_its_side_and_calls_of_none_are_not_the_canarys
 async def test_a_promoted_canary_gets_all_and_without_one_all_engines_take_turns() -> None:
     fleet = Fleet(share=1.0)
     assert {await fleet.chosen(session) for session in (IN, OUT, "")} == {fleet.new}
-    fleet.selector.set_canary(None)
+    fleet.selector.set_serving(Serving())
     assert {await fleet.chosen(IN) for _ in range(6)} == {fleet.new, fleet.old, fleet.old_too}
 
 
@@ -105,7 +105,7 @@ async def test_a_call_that_waits_when_the_canary_ends_goes_to_any_engine() -> No
     fleet.set_state(EngineState.PAUSED, fleet.new)
     waiting = asyncio.create_task(fleet.chosen(IN))
     await asyncio.sleep(0)
-    fleet.selector.set_canary(None)
+    fleet.selector.set_serving(Serving())
     assert await waiting in (fleet.old, fleet.old_too)
 
 

@@ -25,7 +25,7 @@ from stepwell.common.processes import plain_environment
 from stepwell.errors import BadRequest, NotReady
 
 PROGRAMS: Mapping[str, str] = MappingProxyType({"verifiers": "verifiers_tasks.py", "harbor": "harbor_tasks.py"})
-"""By framework."""
+"""The program for each framework."""
 CHILD = Path(__file__).parent / "child"
 INFRASTRUCTURE = "infrastructure"
 LONGEST_LINE = 2**24
@@ -146,7 +146,7 @@ class TasksProcess:
                     answer.set_exception(TasksBroken(f"the process of {self._framework} has ended"))
 
     async def _end(self) -> None:
-        """Its stdin ends, so it ends; else it is killed, with all that it started."""
+        """Closes its stdin, so that it ends; else it is killed, with all that it started."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

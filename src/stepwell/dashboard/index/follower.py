@@ -27,7 +27,7 @@ FOLLOW_SHARE = 0.005
 FOLLOW_RESERVE = 10.0
 """Seconds: enough to read some hundred thousand trajectories at once."""
 CALL_COST = 50
-"""What a call costs besides its trajectories, counted in trajectories."""
+"""The cost of a call besides its trajectories, counted in trajectories."""
 TEXT_SHARE = 0.012
 """Includes the transport of the pool's answers; the work itself is about half of it."""
 TEXT_RESERVE = 0.05

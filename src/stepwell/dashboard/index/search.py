@@ -20,7 +20,7 @@ SORTS: Mapping[str, tuple[str, bool]] = {
     "tokens": ("tokens", False),
     "-tokens": ("tokens", True),
 }
-"""By name: the column, and whether the order is descending."""
+"""The sort orders by name: the column, and whether the order is descending."""
 FIRST_ROWS = 1024
 
 

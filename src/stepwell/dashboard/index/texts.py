@@ -97,7 +97,7 @@ class ConversationTexts:
             self._wanted.pop(key, None)
 
     def copy(self) -> dict[TrajectoryKey, IndexedText]:
-        """To be searched in a thread. Texts that are removed meanwhile stay in memory until the search ends."""
+        """A copy to be searched in a thread. Texts that are removed meanwhile stay in memory until the search ends."""
         return self._texts.copy()
 
     def _remove_text(self, key: TrajectoryKey) -> None:

@@ -46,14 +46,14 @@ class SearchResult:
     rows: Sequence[TrajectorySnapshot]
     """The wanted page of the matches."""
     facets: Mapping[str, Mapping[str, int]]
-    """For each filter, how many would match with another value of it."""
+    """The matches that each filter would have with another value of it."""
 
 
 class TrajectoryIndex:
     def __init__(self, gone_kept: int = GONE_KEPT) -> None:
         self._gone_kept = gone_kept
         self._snapshots: list[TrajectorySnapshot | None] = []
-        """By row."""
+        """The snapshots by row."""
         self._row_of: dict[TrajectoryKey, int] = {}
         self._free_rows: list[int] = []
         self._gone: dict[TrajectoryKey, None] = {}
@@ -78,7 +78,7 @@ class TrajectoryIndex:
         return [one for one in found if one.group == wanted]
 
     def oldest_held(self) -> dict[str, float]:
-        """By channel, when the oldest group in the pool was opened."""
+        """The time at which the oldest group in the pool was opened, by channel."""
         table, labels = self._table, self._labels
         gone = [labels["state"].known(state) for state in GONE]
         held = table["used"] & ~np.isin(table["state"], gone)

@@ -6,10 +6,12 @@
   safe addresses, the ID token is for this client, and it has a signature that only the provider can make.
 """
 
+import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 import httpx2
 from authlib.integrations.starlette_client import OAuth, OAuthError
 from authlib.oidc.discovery import get_well_known_url
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from joserfc.errors import JoseError
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
@@ -25,14 +28,14 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller
 from stepwell.common.listening import is_safe_url
 from stepwell.dashboard.login.people import Claims, ListedPeople, name_of
-from stepwell.dashboard.login.sealed_cookie import SealedCookie
 from stepwell.errors import BadRequest, NotPermitted, NotReady
 
 log = logging.getLogger("stepwell.access")
 
+HOST_PREFIX = "__Host-"
 SESSION_SECONDS = 8 * 3600
 ATTEMPT_SECONDS = 10 * 60
-"""From /login to /login/callback: as long as a person may take at the provider."""
+"""The most seconds from /login to /login/callback: as long as a person may take at the provider."""
 LEEWAY = 60
 """Seconds by which the provider's clock may differ."""
 TIMEOUT = 20.0
@@ -43,18 +46,19 @@ HOME = "../"
 SCOPE = "openid email profile"
 GROUPS = "groups"
 SIGNED_BY_PROVIDER = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Not `none`, and not HS256: whoever knows the client's secret could sign with it."""
+"""The signatures that are accepted: not `none`, and not HS256, because whoever knows the client's secret could sign
+with it."""
 ALGORITHMS = "id_token_signing_alg_values_supported"
 ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 USERINFO = "userinfo_endpoint"
 KEPT = ("issuer", *ENDPOINTS, USERINFO, "scopes_supported", "_loaded_at")
-"""Of the provider's document. Its keys are not among them: they are read for each login."""
+"""The fields of the provider's document that are kept. Its keys are not among them: they are read for each login."""
 ERROR_CODE = re.compile(r"[a-z_]{1,60}")
 
 
 @dataclass(frozen=True, slots=True)
 class OidcClient:
-    """What the provider knows this dashboard by."""
+    """The client by which the provider knows this dashboard."""
 
     issuer: str
     client_id: str
@@ -113,8 +117,8 @@ class OidcLogin:
         return answer
 
     async def finish(self, request: Request) -> Response:
-        """Of a browser that the provider sent back: begins its session. BadRequest if the answer is not to be trusted,
-        NotPermitted if the person is on no list."""
+        """Ends the login of a browser that the provider sent back: begins its session. BadRequest if the answer is not
+        to be trusted, NotPermitted if the person is on no list."""
         request.scope["session"] = self._attempt.read(request, is_https=self._is_https(request)) or {}
         with self._provider_failures():
             await self._load_metadata()
@@ -142,7 +146,7 @@ class OidcLogin:
         self._session.remove(answer, is_https=self._is_https(request))
 
     async def _claims(self, request: Request) -> tuple[Claims, Mapping[str, Any]]:
-        """Of the ID token, which is checked; and the tokens."""
+        """The claims of the ID token, which is checked; and the tokens."""
         options = {
             "iss": {"essential": True, "values": [self._issuer]},
             "aud": {"essential": True, "values": [self._client_id]},
@@ -189,7 +193,7 @@ class OidcLogin:
 
     @contextmanager
     def _provider_failures(self) -> Iterator[None]:
-        """What Authlib raises, in words for the person who logs in. What others wrote is in the log alone."""
+        """Turns errors of Authlib into words for the person who logs in. What others wrote is in the log alone."""
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL) as failure:
@@ -200,3 +204,49 @@ class OidcLogin:
             code = str(getattr(failure, "error", ""))
             why = f" ({code})" if ERROR_CODE.fullmatch(code) else ""
             raise BadRequest(f"this login is not valid{why}: log in again. The dashboard's log says more") from None
+
+
+class SealedCookie:
+    """A cookie that only this dashboard can read and make: encrypted and signed (Fernet), with an end.
+
+    - Nothing is stored.
+    - JavaScript does not see it, and a browser sends it with no request of another site, except when a person follows a
+      link or a redirect to the dashboard (SameSite=Lax): that is how a provider sends them back.
+    - Under https its name begins with __Host-: a browser takes it only from this host itself, over https.
+    """
+
+    def __init__(
+        self, name: str, secrets: Sequence[bytes], seconds: int, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Values are sealed with the first secret, and opened with any. Each has 32 bytes."""
+        self._name = name
+        self._fernet = MultiFernet([Fernet(urlsafe_b64encode(secret)) for secret in secrets])
+        self._seconds = seconds
+        self._clock = clock
+
+    def read(self, connection: HTTPConnection, *, is_https: bool) -> dict[str, Any] | None:
+        """None if there is none, or one that is forged or too old."""
+        sealed = connection.cookies.get(self._full_name(is_https))
+        if sealed is None:
+            return None
+        try:
+            opened = self._fernet.decrypt_at_time(sealed.encode(), self._seconds, int(self._clock()))
+        except InvalidToken:
+            return None
+        value: dict[str, Any] = json.loads(opened)
+        return value
+
+    def write(self, response: Response, value: Mapping[str, Any], *, is_https: bool) -> None:
+        sealed = self._fernet.encrypt_at_time(json.dumps(value).encode(), int(self._clock())).decode()
+        self._set(response, sealed, self._seconds, is_https)
+
+    def remove(self, response: Response, *, is_https: bool) -> None:
+        self._set(response, "", 0, is_https)
+
+    def _set(self, response: Response, text: str, seconds: int, is_https: bool) -> None:
+        response.set_cookie(
+            self._full_name(is_https), text, max_age=seconds, path="/", secure=is_https, httponly=True, samesite="lax"
+        )
+
+    def _full_name(self, is_https: bool) -> str:
+        return f"{HOST_PREFIX}{self._name}" if is_https else self._name

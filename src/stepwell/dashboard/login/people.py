@@ -13,17 +13,17 @@ from stepwell.access.caller import Role
 
 GROUP = "group:"
 PLAIN = re.compile(r"[ -~]{1,255}")
-"""What a name may be: it is shown, and written into logs."""
+"""The form of a name: it is shown, and written into logs."""
 
 Claims = Mapping[str, Any]
-"""What a provider says of a person."""
+"""The provider's statements about a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedPerson:
     name: str
     entry: str
-    """Of the lists, by which they are let in."""
+    """The entry of the lists by which the person is let in."""
 
 
 class ListedPeople:
@@ -61,7 +61,8 @@ def _entries(claims: Claims) -> Iterator[str]:
 
 
 def _verified_mail(claims: Claims) -> str:
-    """In lower case. Empty if there is none; one beyond ASCII may look like another, and is none."""
+    """The verified mail address, in lower case. Empty if there is none; one beyond ASCII may look like another, and is
+    none."""
     mail = claims.get("email")
     is_usable = isinstance(mail, str) and "@" in mail and PLAIN.fullmatch(mail) and claims.get("email_verified") is True
     return str(mail).lower() if is_usable else ""

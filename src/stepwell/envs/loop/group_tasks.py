@@ -58,12 +58,12 @@ class GroupTasks:
 
     @property
     def is_out_of_items(self) -> bool:
-        """There was none a moment ago; there may be some later."""
+        """Whether there was no item a moment ago; there may be some later."""
         return self._last_item_was_none and not self._env.backlog
 
     @property
     def has_ended(self) -> bool:
-        """There will be no more items."""
+        """Whether there will be no more items."""
         return self._has_ended and not self._env.backlog
 
     def start(self, count: int) -> None:
@@ -85,15 +85,15 @@ class GroupTasks:
         )
 
     async def wait_for_change(self, seconds: float) -> None:
-        """Until an item is finished; returns at once if one was finished since the last call. At most so many
-        seconds."""
+        """Waits until an item is finished, at most so many seconds; returns at once if one was finished since the last
+        call."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._has_changed.wait()
         self._has_changed.clear()
 
     async def finish(self) -> None:
-        """Until nothing is in progress. Tasks that still wait for an item are cancelled."""
+        """Waits until nothing is in progress. Tasks that still wait for an item are cancelled."""
         for number, task in self._tasks.items():
             if number not in self._env.items_in_progress:
                 task.cancel()
@@ -153,7 +153,7 @@ class GroupTasks:
         (self._env.succeeded_task_duration if has_succeeded else self._env.failed_task_duration).append(seconds)
 
     async def _groups(self, item: Item, began_at: float) -> Groups:
-        """As the environment returned them, one or several; None if there is none."""
+        """The groups as the environment returned them, one or several; None if there is none."""
         limit = self._env.config.worker_timeout
         groups: Groups = None
         with self._env.failure_count.catching("collect_trajectories", began_at):

@@ -19,7 +19,7 @@ log = logging.getLogger("stepwell.envs")
 
 
 async def serve(env: Environment, view: ProgressView | None = None) -> None:
-    """Until the training is over, there are no more items, or a signal arrives."""
+    """Serves until the training is over, there are no more items, or a signal arrives."""
     rollout_server = RolloutServer(env.config.rollout_server_url, env.config.rollout_server_key)
     async with _set_up(env) as stop, rollout_server as server:
         membership = await unless(stop.requested, join(env, server))

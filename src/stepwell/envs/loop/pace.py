@@ -14,7 +14,8 @@ from stepwell.wire.atropos_calls import EnvStatus
 
 @dataclass(frozen=True, slots=True)
 class PaceTerms:
-    """What does not change during a run; what is not set in the configuration comes from the rollout server."""
+    """The terms that do not change during a run; those that are not set in the configuration come from the rollout
+    server."""
 
     config: BaseEnvConfig
     batch_size: int
@@ -34,7 +35,7 @@ def max_workers(config: BaseEnvConfig, servers: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Situation:
     status: EnvStatus
-    """What the rollout server says."""
+    """The last status from the rollout server."""
     running: int
     """Groups in progress, also those that are being sent."""
     evaluated_at: int
@@ -44,7 +45,7 @@ class Situation:
     is_evaluating: bool = False
     is_stopping: bool = False
     has_ended: bool = False
-    """There will be no more items."""
+    """Whether there will be no more items."""
     is_pausing: bool = False
     """A group failed a moment ago, so the next one must wait."""
 

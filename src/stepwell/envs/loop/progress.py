@@ -23,7 +23,7 @@ class EnvProgress:
     done: int
     """Training steps; in `process`, groups written."""
     total: int
-    """Of what `done` counts."""
+    """The total that `done` counts towards."""
     delivered: int
     """Groups sent, or written."""
     running: int

@@ -48,7 +48,7 @@ class ServeLoop:
         self._round_at: float | None = None
 
     async def run(self) -> str:
-        """Until the run is over; returns why. EnvironmentFailed if the environment's code fails too often."""
+        """Runs until the run is over; returns why. EnvironmentFailed if the environment's code fails too often."""
         try:
             while True:
                 decision = await self._round()
@@ -125,7 +125,7 @@ class ServeLoop:
             await self._log()
 
     async def _pause(self) -> None:
-        """Until a group has ended, within the two limits."""
+        """Waits until a group has ended, within the two limits."""
         await unless(self._stop.requested, asyncio.sleep(SHORTEST_PAUSE))
         await unless(self._stop.requested, self._tasks.wait_for_change(LONGEST_PAUSE))
 

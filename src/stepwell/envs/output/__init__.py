@@ -1,1 +1,1 @@
-"""What an environment writes: files, an HTML page, Weights & Biases."""
+"""The outputs of an environment: files, an HTML page, Weights & Biases."""

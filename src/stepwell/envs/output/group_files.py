@@ -132,7 +132,7 @@ def _json(value: dict[str, Any]) -> str | None:
 
 
 def _jsonable(value: Any) -> Any:
-    """For numpy arrays and numbers."""
+    """A JSON value of a numpy array or number."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -39,7 +39,7 @@ WandbEntry: TypeAlias = tuple[dict[str, Any], int | None]
 
 
 class WandbTracker:
-    """Before `start`, every call is accepted and does nothing."""
+    """A run of Weights & Biases. Before `start`, every call is accepted and does nothing."""
 
     def __init__(
         self,

@@ -42,7 +42,8 @@ def is_greedy(temperature: float | None) -> bool:
 
 
 def add_temperatures(group: ScoredDataGroup) -> None:
-    """Those that are known, if the group has neither temperatures nor the parameters that it was sampled with."""
+    """Adds the temperatures that are known, if the group has neither temperatures nor the parameters that it was
+    sampled with."""
     noted = _noted.get() or set()
     if group.get("temperatures") or group.get("generation_params") or len(noted) != 1:
         return

@@ -52,7 +52,7 @@ class ManagedServer:
         self._tree = TurnTree()
 
     async def chat_completion(self, *, split: Split = "train", **request: Any) -> "ChatCompletion":
-        """As chat.completions.create of the openai package, without streaming."""
+        """Takes the arguments of chat.completions.create of the openai package, without streaming."""
         reply: ChatCompletion = await self._call(Upstream.CHAT, request, split)
         if self._has_tool_parser:
             for choice in reply.choices:
@@ -61,7 +61,7 @@ class ManagedServer:
         return reply
 
     async def completion(self, *, split: Split = "train", **request: Any) -> "Completion":
-        """As completions.create of the openai package, without streaming."""
+        """Takes the arguments of completions.create of the openai package, without streaming."""
         reply: Completion = await self._call(Upstream.COMPLETIONS, request, split)
         return reply
 
@@ -74,7 +74,7 @@ class ManagedServer:
         return {"sequences": nodes, "tree": nodes}
 
     async def get_logprobs(self, **request: Any) -> dict[str, Any]:
-        """As the server's."""
+        """Asks the server for log-probabilities."""
         return await self._calls.get_logprobs(**request)
 
     def reset(self) -> None:

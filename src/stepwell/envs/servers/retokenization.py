@@ -96,7 +96,7 @@ def _rendered(tokenizer: Any, request: Mapping[str, Any], more: Sequence[Any], *
 
 
 def _for_template(message: Any) -> dict[str, Any]:
-    """With the arguments of tool calls as objects, which templates expect."""
+    """The message with the arguments of tool calls as objects, which templates expect."""
     plain = dict(message if isinstance(message, Mapping) else message.model_dump(exclude_none=True))
     if plain.get("tool_calls"):
         plain["tool_calls"] = [_with_arguments_object(call) for call in plain["tool_calls"]]

@@ -22,7 +22,7 @@ from stepwell.steps.step import GRADES, Exactness, FloatArray, IntArray
 from stepwell.wire.openai import Sampled, read_sampled
 
 NO_LOGPROB = 1.0
-"""For tokens that were not sampled: no log-probability is positive."""
+"""The entry for tokens that were not sampled: no log-probability is positive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -36,7 +36,7 @@ class SampledTurn:
     exactness: Exactness
     finish_reason: str | None = None
     policy_version: int | None = None
-    """Of the oldest token; None if the server does not report it."""
+    """The version of the oldest token; None if the server does not report it."""
     temperature: float | None = None
     untrainable: str | None = None
     """Why the policy's trainer would compute with another distribution; None if it does not."""
@@ -49,7 +49,7 @@ class TurnSequence:
 
     turns: tuple[SampledTurn, ...]
     branch: int
-    """Of the prefix tree that stores the tokens."""
+    """The branch of the prefix tree that stores the tokens."""
     length: int
 
 
@@ -67,7 +67,7 @@ class SequenceNode:
     metadata: dict[str, Any]
     """`finish_reason` of the last turn, and `turns`, their number."""
     policy_version: int | None
-    """Of the oldest turn whose version is known."""
+    """The version of the oldest turn whose version is known."""
     exactness: str
     """engine, or retokenized if the tokens of any turn were encoded from text."""
     temperature: float | None = None

@@ -40,7 +40,7 @@ CHECK_PAUSE = 1.0
 CHECK_TIMEOUT = 5.0
 NO_REASONING: Mapping[str, Any] = MappingProxyType({})
 RECORDED_HEADER = "x-stepwell-trajectory"
-"""In the answers of a gateway that records the call itself."""
+"""The header in the answers of a gateway that records the call itself."""
 NO_KEY = "not-needed"
 """The openai package requires a key."""
 
@@ -49,7 +49,7 @@ NO_KEY = "not-needed"
 class ServerReply:
     server: "Server"
     reply: Any
-    """As the openai package parses it."""
+    """The reply, as the openai package parses it."""
     raw: bytes
 
 
@@ -59,12 +59,13 @@ class SamplingCalls(ABC):
         """The result of `ask` for a server that can be reached, within its limit of concurrent calls."""
 
     async def chat_completion(self, *, split: Split = "train", **request: Any) -> "ChatCompletion":
-        """As chat.completions.create of the openai package; `split="eval"` counts against the limit of evaluations."""
+        """Takes the arguments of chat.completions.create of the openai package; `split="eval"` counts against the limit
+        of evaluations."""
         reply: ChatCompletion = await self._ask(Upstream.CHAT, request, split)
         return reply
 
     async def completion(self, *, split: Split = "train", **request: Any) -> "Completion":
-        """As completions.create of the openai package."""
+        """Takes the arguments of completions.create of the openai package."""
         reply: Completion = await self._ask(Upstream.COMPLETIONS, request, split)
         return reply
 
@@ -242,7 +243,7 @@ class Server(SamplingCalls):
             )
 
     async def mode_of(self, choices: Sequence[Mapping[str, Any]], request: Mapping[str, Any]) -> str:
-        """Its logprobs_mode, if the log-probabilities of these choices depend on it; else empty."""
+        """The logprobs_mode of the server, if the log-probabilities of these choices depend on it; else empty."""
         is_told = all("untrainable" in choice for choice in choices)  # the gateway knows its engine
         return "" if is_told or request.get("temperature") in (None, 1) else await self.logprobs_mode()
 
@@ -299,8 +300,8 @@ class Server(SamplingCalls):
         return self._client.chat.completions if upstream is Upstream.CHAT else self._client.completions
 
     def _whole(self, request: dict[str, Any]) -> dict[str, Any]:
-        """With the model's name, and the fields of reasoning unless the call says `skip_reasoning`. Ids in `stop`
-        become vLLM's `stop_token_ids`: OpenAI's API takes texts only."""
+        """The request with the model's name, and the fields of reasoning unless the call says `skip_reasoning`. Ids in
+        `stop` become vLLM's `stop_token_ids`: OpenAI's API takes texts only."""
         whole = {"model": self.config.model_name, **request}
         if isinstance(whole.get("stop"), list) and (ids := [each for each in whole["stop"] if isinstance(each, int)]):
             whole["stop"] = [each for each in whole["stop"] if isinstance(each, str)] or None
@@ -311,7 +312,7 @@ class Server(SamplingCalls):
 
 
 def reasoning_fields(config: BaseEnvConfig) -> dict[str, Any]:
-    """As OpenRouter and others read them: the effort, else the number of tokens."""
+    """The fields of reasoning as OpenRouter and others read them: the effort, else the number of tokens."""
     effort, tokens = config.reasoning_effort, config.max_reasoning_tokens
     if not (config.thinking_mode or effort or tokens):
         return {}

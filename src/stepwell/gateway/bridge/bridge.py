@@ -18,9 +18,9 @@ from stepwell.gateway.bridge.delta import FILLER, TAIL_ROLES, ChatMessage, shape
 from stepwell.gateway.bridge.digests import (
     TEMPLATE_FIELDS,
     RequestDigest,
+    conversation_digest_of,
     digest_request,
-    lineage_of,
-    read_lineage,
+    read_conversation_digest,
 )
 from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
 from stepwell.gateway.bridge.parents import Turn, continued_turns, find_parent
@@ -115,20 +115,21 @@ class Bridge:
                 plan.give_up(BridgeOutcome.FAILED)
         return plan
 
-    def lineages(self, plan: PromptPlan, replies: Sequence[Mapping[str, Any] | None]) -> list[JsonObject]:
-        """What the steps of a call keep, one for each reply as it is served; empty for one that cannot be read."""
-        inherited = plan.parent.lineage.thoughts if plan.parent is not None else {}
-        lineages: list[JsonObject] = []
+    def conversation_digests(self, plan: PromptPlan, replies: Sequence[Mapping[str, Any] | None]) -> list[JsonObject]:
+        """The conversation digests that the steps of a call keep, one for each reply as it is served; empty for one
+        that cannot be read."""
+        inherited = plan.parent.conversation_digest.thoughts if plan.parent is not None else {}
+        conversation_digests: list[JsonObject] = []
         for reply in replies:
             try:
-                kept = None if reply is None else lineage_of(plan.request, reply, inherited)
+                kept = None if reply is None else conversation_digest_of(plan.request, reply, inherited)
             except Exception:
                 log.exception("a reply has no digest; it is not continued")
                 kept = None
-            lineages.append({} if kept is None else {**kept.to_json(), "thinking": self.thinking})
+            conversation_digests.append({} if kept is None else {**kept.to_json(), "thinking": self.thinking})
             if kept is not None and reply is not None and plan.outcome is BridgeOutcome.FIRST_TURN:
                 self._foresee(plan, reply)
-        return lineages
+        return conversation_digests
 
     def note(self, plan: PromptPlan, steps: Sequence[Step]) -> None:
         """Remember the steps of a call, before its agent can continue them."""
@@ -201,7 +202,7 @@ class Bridge:
                 raise CannotBridge(BridgeOutcome.UNPROVEN)
 
     async def _parent(self, plan: PromptPlan, ref: TrajectoryRef, echoed: Sequence[str]) -> Turn:
-        """Among the turns that this gateway remembers, and if it is not there, in the pool."""
+        """Finds the parent among the turns that this gateway remembers, and if it is not there, in the pool."""
         asked, turns = plan.request, self.turns.of(ref.trajectory_uid)
         try:
             return find_parent(turns, asked, echoed)
@@ -213,7 +214,7 @@ class Bridge:
         return find_parent(turns, asked, echoed)
 
     async def _ask_pool(self, asked: RequestDigest, ref: TrajectoryRef) -> list[Turn]:
-        """What another gateway recorded, or this one before its restart."""
+        """The turns that another gateway recorded, or this one before its restart."""
         if self.clock() < self._ask_again_at:
             raise CannotBridge(BridgeOutcome.POOL_AWAY)
         try:
@@ -222,10 +223,8 @@ class Bridge:
         except (StepwellError, TimeoutError):
             self._ask_again_at = self.clock() + ASK_PAUSE
             raise CannotBridge(BridgeOutcome.POOL_AWAY) from None
-        read = [(turn, read_lineage(turn.lineage)) for turn in found]
-        return [
-            Turn(turn.uid, turn.tokens, turn.finish_reason, lineage, turn.others) for turn, lineage in read if lineage
-        ]
+        read = [(turn, read_conversation_digest(turn.lineage)) for turn in found]
+        return [Turn(turn.uid, turn.tokens, turn.finish_reason, digest, turn.others) for turn, digest in read if digest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +269,10 @@ class EngineRenderer:
 
 def turn_of(step: Step) -> Turn | None:
     """None for a step that nobody can continue."""
-    lineage = read_lineage(step.lineage)
-    if lineage is None or step.quarantine is not None:
+    digest = read_conversation_digest(step.lineage)
+    if digest is None or step.quarantine is not None:
         return None
-    return Turn(step.uid, np.concatenate([step.prompt_ids, step.response_ids]), step.finish_reason, lineage)
+    return Turn(step.uid, np.concatenate([step.prompt_ids, step.response_ids]), step.finish_reason, digest)
 
 
 def _check_request(request: Mapping[str, Any], asked: RequestDigest, tail: Sequence[ChatMessage]) -> None:

@@ -38,7 +38,8 @@ ChatMessage = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ContinuationShape:
-    """What decides how a chat template renders a reply and the messages after it, apart from their texts."""
+    """The features that decide how a chat template renders a reply and the messages after it, apart from their
+    texts."""
 
     calls: int
     """Tool calls of the reply; 2 stands for several."""
@@ -59,7 +60,7 @@ def shape_of(reply: ChatMessage, tail: Sequence[ChatMessage], head: Sequence[Cha
 
 
 def model_head(shape: ContinuationShape) -> list[ChatMessage]:
-    """What comes before the reply, as short as possible."""
+    """The messages before the reply, as few as possible."""
     return [*([{"role": shape.instructions, "content": FILLER}] if shape.instructions else []), QUESTION]
 
 
@@ -142,8 +143,8 @@ def find_anchor(
     *,
     is_call: bool,
 ) -> ReplyAnchor:
-    """From renderings of a stand-in conversation: once as it is, with another sentinel, with other new messages, with
-    all else other, and only what comes before the reply."""
+    """Finds the anchor in renderings of a stand-in conversation: once as it is, with another sentinel, with other new
+    messages, with all else other, and only what comes before the reply."""
     start, end = common_prefix(shown, other_sentinel), len(shown) - common_prefix(shown[::-1], other_sentinel[::-1])
     if start < len(head) or not np.array_equal(shown[: len(head)], head):
         raise CannotBridge(BridgeOutcome.HEAD_CHANGES)
@@ -156,7 +157,7 @@ def find_anchor(
 
 
 def cut_delta(rendered: IntArray, anchor: IntArray) -> IntArray:
-    """What follows the anchor, which must be there once."""
+    """The tokens that follow the anchor, which must be there once."""
     raw, wanted = rendered.tobytes(), anchor.tobytes()
     found = _aligned(raw, wanted, 0)
     if found < 0 or _aligned(raw, wanted, found + rendered.itemsize) >= 0:

@@ -28,7 +28,7 @@ TEMPLATE_FIELDS = ("chat_template_kwargs", "reasoning_effort", "documents", "add
 CHAIN_BYTES, FIELD_BYTES = 16, 8
 
 Defaults: TypeAlias = Mapping[str, Mapping[str, str]]
-"""By the names of a tool and of its argument: the default that the tool's schema has for it, as JSON."""
+"""The defaults by the names of a tool and of its argument, as JSON: the tool's schema has them."""
 NO_DEFAULTS: Mapping[str, str] = {}
 
 
@@ -40,7 +40,7 @@ class RequestDigest:
     template: str
     """The digest of the chat template and of the fields that it reads beside messages and tools."""
     thoughts: Mapping[int, str] = field(default_factory=dict)
-    """By the place of the message: the digests of the reasoning that the client sends."""
+    """The digests of the reasoning that the client sends, by the place of the message."""
     reply_at: int = -1
     """The place of the last assistant message; -1 if there is none."""
     replied: str = ""
@@ -55,8 +55,8 @@ class RequestDigest:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
-    """What a step keeps about its conversation, so that a later call can continue it."""
+class ConversationDigest:
+    """The part of a conversation that a step keeps, so that a later call can continue it."""
 
     replied: str
     """The digest of its messages with its reply as it was served. A request that begins so continues the step."""
@@ -78,12 +78,12 @@ class Lineage:
         }
 
 
-def read_lineage(stored: JsonObject) -> Lineage | None:
+def read_conversation_digest(stored: JsonObject) -> ConversationDigest | None:
     """None for a step that keeps none."""
     thoughts = stored.get("thoughts") or {}
     if not isinstance(thoughts, Mapping) or not stored.keys() >= {"replied", "asked", "tools", "template"}:
         return None
-    return Lineage(
+    return ConversationDigest(
         replied=str(stored["replied"]),
         asked=str(stored["asked"]),
         tools=str(stored["tools"]),
@@ -123,13 +123,15 @@ def digest_request(request: Mapping[str, Any], engine_template: str = "") -> Req
     )
 
 
-def lineage_of(asked: RequestDigest, reply: Mapping[str, Any], inherited: Mapping[int, str]) -> Lineage:
-    """The lineage of a step. `inherited` is the thinking that a bridge kept in its prompt."""
+def conversation_digest_of(
+    asked: RequestDigest, reply: Mapping[str, Any], inherited: Mapping[int, str]
+) -> ConversationDigest:
+    """The digest of the conversation up to a step. `inherited` is the thinking that a bridge kept in its prompt."""
     thoughts = {**asked.thoughts, **inherited}
     if thought := thought_of(reply):
         thoughts[asked.messages] = thought
     replied = _link(bytes.fromhex(asked.whole), {**reply, "role": "assistant"}, {}, asked.defaults)
-    return Lineage(replied.hex(), asked.whole, asked.tools, asked.template, thoughts)
+    return ConversationDigest(replied.hex(), asked.whole, asked.tools, asked.template, thoughts)
 
 
 def thought_of(message: Mapping[str, Any]) -> str:
@@ -176,7 +178,7 @@ def _has_default(schema: object) -> bool:
 
 
 def _default(schema: Mapping[str, Any]) -> str:
-    """With numbers as in tool arguments."""
+    """The default, with numbers as in tool arguments."""
     return _sorted_json(json.loads(json.dumps(schema["default"]), parse_float=_number))
 
 

@@ -1,4 +1,4 @@
-"""What became of a call that might have continued a recorded conversation. Every outcome but BRIDGED is a plain
+"""The outcomes of a call that might have continued a recorded conversation. Every outcome but BRIDGED is a plain
 re-render."""
 
 from enum import StrEnum

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepwell.gateway.bridge.digests import Lineage, RequestDigest
+from stepwell.gateway.bridge.digests import ConversationDigest, RequestDigest
 from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
 from stepwell.steps.step import IntArray
 
@@ -25,13 +25,13 @@ class Turn:
     tokens: IntArray
     """The tokens of its prompt and its response."""
     finish_reason: str | None
-    lineage: Lineage
+    conversation_digest: ConversationDigest
     others: tuple[str, ...] = ()
     """The uids of the other choices of its call."""
 
 
 def continued_turns(turns: Sequence[Turn], request: RequestDigest) -> list[Turn]:
-    return [turn for turn in turns if turn.lineage.replied == request.replied]
+    return [turn for turn in turns if turn.conversation_digest.replied == request.replied]
 
 
 def find_parent(turns: Sequence[Turn], request: RequestDigest, echoed: Sequence[str] = ()) -> Turn:
@@ -41,10 +41,12 @@ def find_parent(turns: Sequence[Turn], request: RequestDigest, echoed: Sequence[
     """
     fitting = continued_turns(turns, request)
     if not fitting:
-        is_edited = any(turn.lineage.asked == request.asked or turn.uid in echoed[-1:] for turn in turns)
+        is_edited = any(turn.conversation_digest.asked == request.asked or turn.uid in echoed[-1:] for turn in turns)
         raise CannotBridge(BridgeOutcome.EDITED if is_edited else BridgeOutcome.NO_PARENT)
-    fitting = _those(fitting, [turn.lineage.tools == request.tools for turn in fitting], BridgeOutcome.TOOLS_CHANGED)
-    is_same = [turn.lineage.template == request.template for turn in fitting]
+    fitting = _those(
+        fitting, [turn.conversation_digest.tools == request.tools for turn in fitting], BridgeOutcome.TOOLS_CHANGED
+    )
+    is_same = [turn.conversation_digest.template == request.template for turn in fitting]
     fitting = _those(fitting, is_same, BridgeOutcome.TEMPLATE_CHANGED)
     fitting = _those(fitting, [_thinks_alike(turn, request) for turn in fitting], BridgeOutcome.EDITED)
     parent = _only_one([turn for turn in fitting if turn.uid in echoed] or fitting)
@@ -63,7 +65,7 @@ def _those(turns: Sequence[Turn], wanted: Sequence[bool], otherwise: BridgeOutco
 def _thinks_alike(turn: Turn, request: RequestDigest) -> bool:
     """The request has no thinking that the step did not have; it may leave some out."""
     sent = ((place, thought) for place, thought in request.thoughts.items() if place <= request.reply_at)
-    return all(turn.lineage.thoughts.get(place) == thought for place, thought in sent)
+    return all(turn.conversation_digest.thoughts.get(place) == thought for place, thought in sent)
 
 
 def _only_one(turns: Sequence[Turn]) -> Turn:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stepwell.gateway.bridge.digests import Lineage
+from stepwell.gateway.bridge.digests import ConversationDigest
 from stepwell.gateway.bridge.parents import Turn
 from stepwell.steps.step import IntArray
 
@@ -32,11 +32,13 @@ class _KeptTurn:
     line: _Line
     length: int
     finish_reason: str | None
-    lineage: Lineage
+    conversation_digest: ConversationDigest
     others: tuple[str, ...]
 
     def turn(self) -> Turn:
-        return Turn(self.uid, self.line.tokens[: self.length], self.finish_reason, self.lineage, self.others)
+        return Turn(
+            self.uid, self.line.tokens[: self.length], self.finish_reason, self.conversation_digest, self.others
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +83,9 @@ class RecentTurns:
         else:
             line = _Line(turn.tokens)
         length = len(turn.tokens)
-        found.by_uid[turn.uid] = _KeptTurn(turn.uid, line, length, turn.finish_reason, turn.lineage, turn.others)
+        found.by_uid[turn.uid] = _KeptTurn(
+            turn.uid, line, length, turn.finish_reason, turn.conversation_digest, turn.others
+        )
         found.nbytes += added
         self.nbytes += added
         while self.nbytes > self._max_bytes:

@@ -1,4 +1,4 @@
-"""What is known of an engine's chat template, by asking the engine to render stand-in conversations.
+"""Knowledge of an engine's chat template, gained by asking the engine to render stand-in conversations.
 
 A shape of continuation is probed once, with some renderings at the same time. After that each call takes one.
 """
@@ -65,7 +65,7 @@ def random_word() -> str:
 class TemplateProbes:
     sentinel: str = field(default_factory=random_word)
     other: str = field(default_factory=lambda: "m" + random_word() + "m")
-    """It shares no letter at its ends with the sentinel."""
+    """The other word, which shares no letter at its ends with the sentinel."""
     _probes: OrderedDict[Hashable, asyncio.Future[Any]] = field(default_factory=OrderedDict)
 
     async def delta(
@@ -112,7 +112,7 @@ class TemplateProbes:
         return find_anchor(*found, is_call=shape.calls > 0)
 
     async def _once(self, key: Hashable, probe: Callable[[], Awaitable[T]]) -> T:
-        """What a probe finds, or why it finds nothing."""
+        """Returns the result of a probe, or raises why there is none."""
         found: T = await asyncio.shield(self._start(key, probe))
         return found
 

@@ -1,4 +1,4 @@
-"""What a model sees of its own earlier thinking, and where the thinking of a conversation is."""
+"""The part of its own earlier thinking that a model sees, and where the thinking of a conversation is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from stepwell.gateway.bridge.parents import Turn
 
 class ThinkingPolicy(StrEnum):
     TEMPLATE = "template"
-    """What the chat template shows of what the client sends."""
+    """The model sees what the chat template shows of what the client sends."""
     TOOL_CYCLE = "tool_cycle"
     """All of it until the user's next message."""
     ALL = "all"
@@ -24,9 +24,9 @@ class ThinkingPlaces:
 
     in_reply: bool = False
     earlier_turns: bool = False
-    """Before the user's last message."""
+    """There is thinking before the user's last message."""
     this_turn: bool = False
-    """After the user's last message, before the reply."""
+    """There is thinking after the user's last message, before the reply."""
     is_inline: bool = False
     """Some of it is part of the content, between <think> and </think>."""
 
@@ -42,7 +42,7 @@ def thinking_to_prove(
 ) -> ThinkingPlaces:
     """The thinking of which the chat template must show as much as the bridge would; CannotBridge if that is known
     already."""
-    thoughts = parent.lineage.thoughts
+    thoughts = parent.conversation_digest.thoughts
     if not thoughts or policy is ThinkingPolicy.ALL:
         return NO_THINKING
     if policy is ThinkingPolicy.TOOL_CYCLE:

@@ -16,7 +16,7 @@ class EchoedSteps:
     def __init__(self, seal: StepSeal) -> None:
         self._seal = seal
         self._opened: dict[str, str | None] = {}
-        """By sealed text, in the order of the history. Parallel tool calls have the same."""
+        """The uids by sealed text, in the order of the history. Parallel tool calls have the same."""
 
     def note(self, text: str) -> str | None:
         """Take a text that may end in a sealed uid, such as a signature. Returns the uid."""

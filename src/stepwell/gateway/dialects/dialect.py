@@ -1,4 +1,5 @@
-"""What an API dialect is: how an agent's request becomes a ModelCall, and how the answer is written for the agent.
+"""The contract of an API dialect: how an agent's request becomes a ModelCall, and how the answer is written for the
+agent.
 
 An engine is always asked in OpenAI's chat or completions form. A dialect translates from and to this form; it knows no
 engine. `DIALECTS` in this package lists all dialects; everything particular to one is in its own file.
@@ -36,19 +37,19 @@ PLACE = re.compile(r"\{(\w+)(:path)?\}")
 
 
 class CallUrl(NamedTuple):
-    """What the URL of a call says below its base_url."""
+    """The part of a call's URL below its base_url."""
 
     path: str = ""
     """The one of the dialect's path templates that it matches."""
     text: str = ""
     """The path and the query as the client sends them."""
     names: Mapping[str, str] = {}
-    """What stands in the places of the template's `{name}`."""
+    """The values in the places of the template's `{name}`."""
     query: Mapping[str, str] = {}
 
     @property
     def is_plain(self) -> bool:
-        """It says nothing that the template does not say."""
+        """Whether the URL says nothing that the template does not say."""
         return not (self.names or self.query)
 
     @property
@@ -62,7 +63,7 @@ NO_URL = CallUrl()
 
 @dataclass(frozen=True, slots=True)
 class DialectContext:
-    """What a dialect may use beside the request."""
+    """The context that a dialect may use beside the request."""
 
     response_length: int
     """The longest response that a trainer takes."""
@@ -75,12 +76,12 @@ class DialectContext:
 
 
 class ConversationPart(NamedTuple):
-    """What a call adds to a conversation that is stored with its steps."""
+    """The part that a call adds to a conversation that is stored with its steps."""
 
     instructions: Sequence[dict[str, Any]]
     """Messages that stand before the conversation, for this call only."""
     messages: Sequence[dict[str, Any]]
-    """What is added."""
+    """The messages that are added."""
     after: str = ""
     """The uid of the step whose stored conversation comes before it; empty if it is the beginning."""
     is_stored: bool = True

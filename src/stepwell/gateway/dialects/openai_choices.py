@@ -32,7 +32,7 @@ NOT_IN_HEAD = ("choices", "usage")
 
 
 class Wants(NamedTuple):
-    """What the agent itself asked for. The engine is always asked for all of it."""
+    """The parts of an answer that the agent itself asked for. The engine is always asked for all of it."""
 
     ids: bool = False
     logprobs: bool = False
@@ -146,7 +146,7 @@ class StreamedChoice:
                         self.call_ids.setdefault(index, call_id)
 
     def message(self) -> dict[str, Any]:
-        """What the agent has been sent, as one message."""
+        """The message that the agent has been sent so far."""
         calls = [
             {
                 "id": self.call_ids.get(index, ""),
@@ -195,11 +195,11 @@ class ChoicesStream:
         return any(choice.finish_reason == ABORT for choice in self.choices.values())
 
     def messages(self) -> list[dict[str, Any] | None]:
-        """What the agent has been sent of each choice."""
+        """The message of each choice that the agent has been sent so far."""
         return [self.choices[index].message() for index in sorted(self.choices)]
 
     def note_rest(self, chunks: Sequence[Mapping[str, Any]]) -> None:
-        """These chunks complete the answer."""
+        """Notes that these chunks complete the answer."""
         for piece in (piece for chunk in chunks for piece in chunk["choices"]):
             self.choices[piece["index"]].note(piece["delta"])
 

@@ -1,4 +1,4 @@
-"""What chat and completions have in common: how a request is read and forwarded, its JSON schema, and the answers.
+"""The common part of chat and completions: how a request is read and forwarded, its JSON schema, and the answers.
 
 Which of its fields are forwarded is said in request_fields.py.
 """

@@ -41,7 +41,7 @@ WITHOUT_EFFECT = frozenset(
 TEMPLATE_SWITCHES = frozenset(
     ("enable_thinking", "thinking", "preserve_thinking", "clear_thinking", "reasoning_effort", "thinking_budget")
 )
-"""What a request may tell the chat template, as a plain value."""
+"""The switches of a chat template that a request may set, to a plain value."""
 MEDIA = "_url"
 """How the name of a part's field ends that holds an address: image_url, video_url, audio_url."""
 SHOWN = 40
@@ -50,7 +50,7 @@ SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """What an operator allows beside the listed fields."""
+    """The fields that an operator allows beside the listed ones."""
 
     fields: frozenset[str] = frozenset()
     media_hosts: frozenset[str] = frozenset()

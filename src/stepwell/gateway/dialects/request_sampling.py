@@ -46,7 +46,8 @@ class SamplingPolicy:
     temperature: float = 1.0
     """The trainer's temperature."""
     of_sessions: bool = False
-    """Also for calls that are no rollout's: live users' sessions, and calls that are not recorded."""
+    """Whether the policy also holds for calls that are no rollout's: live users' sessions, and calls that are not
+    recorded."""
 
     def apply(self, request: dict[str, Any]) -> dict[str, Any]:
         """Change an explicit request in place. Returns what the agent asked for and does not get."""
@@ -94,7 +95,7 @@ def make_explicit(request: dict[str, Any], response_length: int) -> None:
 
 
 def told_sampling(request: Mapping[str, Any], replaced: Mapping[str, Any]) -> str:
-    """What is in force in place of what the agent asked for: `temperature=1.0;was=0.2, logit_bias=removed`."""
+    """The sampling in force in place of what the agent asked for: `temperature=1.0;was=0.2, logit_bias=removed`."""
     return ", ".join(
         f"{name}={request[name]};was={value}" if name in request else f"{name}=removed"
         for name, value in replaced.items()
@@ -107,7 +108,8 @@ def recorded_sampling(request: Mapping[str, Any], replaced: Mapping[str, Any]) -
 
 
 def _max_tokens(request: Mapping[str, Any], response_length: int) -> int:
-    """At most `response_length`. max_completion_tokens is OpenAI's newer name and takes precedence, as in vLLM."""
+    """The most tokens of a response, at most `response_length`. max_completion_tokens is OpenAI's newer name and takes
+    precedence, as in vLLM."""
     for name in ("max_completion_tokens", "max_tokens"):
         asked = request.get(name)
         if asked is not None:

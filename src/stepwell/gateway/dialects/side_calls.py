@@ -1,4 +1,4 @@
-"""What the texts of a request tell about its steps.
+"""Facts about its steps that the texts of a request tell.
 
 Side calls are calls that an agent's harness makes for itself: titles, memory, summaries. They must not get the task's
 reward. A rule recognises a side call by the exact beginning of the harness's own prompt. Prompts that nobody has listed
@@ -62,7 +62,7 @@ SYSTEM_RULES = (
     SideCallRule("recap", "qwen-code", "You generate session recaps for a programming assistant CLI."),
     SideCallRule("label", "Claude Code, qwen-code", "Write a short summary label describing what these tool calls"),
 )
-"""For the first message, if it is a system or developer message."""
+"""The rules for the first message, if it is a system or developer message."""
 
 USER_RULES = (
     SideCallRule(
@@ -101,7 +101,7 @@ USER_RULES = (
     SideCallRule("command_check", "Claude Code", "<policy_spec>\n# Claude Code"),
     SideCallRule("quota_probe", "Claude Code", "quota", max_tokens=1),
 )
-"""For the user's last message."""
+"""The rules for the user's last message."""
 
 OPENINGS = tuple(rule.opening for rule in (*SYSTEM_RULES, *USER_RULES))
 

@@ -14,7 +14,7 @@ UID_LENGTH = 32
 MAC_BYTES = 12
 SEALED_LENGTH = UID_LENGTH + MAC_BYTES * 4 // 3
 SEPARATOR = "-"
-"""Between a text and the seal that is attached to it."""
+"""The separator between a text and the seal that is attached to it."""
 
 
 class StepSeal:
@@ -38,7 +38,7 @@ class StepSeal:
         return text + SEPARATOR + self.seal(uid)
 
     def detach(self, text: str) -> tuple[str, str | None]:
-        """What `attach` was given: the text and the uid. A text without our seal stays whole, and its uid is None."""
+        """The text and the uid that `attach` was given. A text without our seal stays whole, and its uid is None."""
         uid = self.opened(text)
         return (text, None) if uid is None else (text[: -SEALED_LENGTH - len(SEPARATOR)], uid)
 

@@ -1,1 +1,1 @@
-"""What a request and a response are, below the calls."""
+"""Requests and responses, below the calls."""

@@ -18,8 +18,8 @@ from stepwell.pool.api.calls import Repeats
 from stepwell.pool.api.producing import TrajectoryRef
 
 SESSION_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session-id", b"session_id")
-"""By which clients name a conversation: opencode, verifiers and others, Claude Code, Codex, older ones. The first one
-counts."""
+"""Headers by which clients name a conversation: opencode, verifiers and others, Claude Code, Codex, older ones. The
+first one counts."""
 CAPTURE_HEADER = b"x-stepwell-capture"
 KEPT_SECONDS = 600.0
 KEPT_ANSWERS = 10_000
@@ -35,7 +35,7 @@ LONGEST_KEY = 255
 
 @dataclass(slots=True, eq=False)
 class SharedResponse:
-    """What a call has been answered so far, and how many clients wait for it."""
+    """The answer that a call has got so far, and how many clients wait for it."""
 
     on_deserted: Callable[[], object]
     """Called when no client waits any more."""
@@ -45,7 +45,7 @@ class SharedResponse:
     ended: bool = False
     size: int = AN_ANSWER
     caller: str = ""
-    """Whose call it answers."""
+    """The caller whose call is answered."""
     kept_until: float = 0.0
     sighting: Sighting | None = None
     _parts: list[tuple[bytes, bool]] = field(default_factory=list)
@@ -176,20 +176,20 @@ class CallHeaders:
     """x-stepwell-call: task or side."""
     traceparent: bytes | None
     session: bytes | None = None
-    """What the client calls its conversation."""
+    """The client's name of its conversation."""
     is_captured: bool = True
     """False: the call is not to be recorded."""
     is_retry: bool = False
-    """Its client says that it asks again, because it got no answer."""
+    """Whether the client says that it asks again, because it got no answer."""
 
     @property
     def may_join(self) -> bool:
-        """It may be a repetition of another call."""
+        """Whether the call may be a repetition of another one."""
         return self.idempotency_key is not None or not self.is_first_try
 
     @property
     def repeats(self) -> Repeats:
-        """Also at other gateways."""
+        """The repetitions that are found at other gateways too."""
         return Repeats.ALL if self.idempotency_key is not None or self.is_retry else Repeats.LOST
 
     def shared_key(self, body: bytes, url: str = "") -> str:

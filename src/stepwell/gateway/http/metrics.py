@@ -32,7 +32,7 @@ Reading: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 """Values with the values of their labels."""
 
 Counts: TypeAlias = defaultdict[tuple[Label, ...], int]
-"""By the values of their labels."""
+"""Counts by the values of their labels."""
 PROMPT, RESPONSE = ("prompt",), ("response",)
 CALL_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)

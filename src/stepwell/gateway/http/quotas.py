@@ -1,4 +1,4 @@
-"""What one agent may use at a time, so that it cannot push out the others.
+"""Quotas on what one agent may use at a time, so that it cannot push out the others.
 
 A caller is a trajectory, or the user of a session key in all sessions that the key opens; an opening counts as a call.
 A refused call says which quota is used up; the clients' SDKs try again later.
@@ -35,7 +35,7 @@ class CallQuota:
 
     @classmethod
     def read(cls, choices: tuple[str, ...]) -> "CallQuota":
-        """From NAME=NUMBER."""
+        """Reads NAME=NUMBER."""
         given: dict[str, float] = {}
         for choice in choices:
             name, _, number = choice.partition("=")
@@ -53,7 +53,7 @@ BURST_SECONDS = 10.0
 
 @dataclass(slots=True)
 class CallerUsage:
-    """What one caller uses now."""
+    """The usage of one caller now."""
 
     in_flight: int = 0
     bytes: int = 0
@@ -64,7 +64,7 @@ class CallerUsage:
 
 
 class QuotaUse:
-    """What one call takes from its caller's quota, from its creation until it is left."""
+    """The share of its caller's quota that one call takes, from its creation until it is left."""
 
     __slots__ = ("_declared", "_is_bounded", "_quotas", "_size", "_usage")
 
@@ -74,7 +74,7 @@ class QuotaUse:
         self.grow(declared or 0)
 
     async def body(self, receive: Receive) -> bytes:
-        """What has no declared size is counted as it arrives."""
+        """Reads the body; one without a declared size is counted as it arrives."""
         return await read_body(receive, on_part=self.grow if self._declared is None else None)
 
     def grow(self, size: int) -> None:

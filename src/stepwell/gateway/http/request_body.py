@@ -17,7 +17,7 @@ LARGEST_BODY = 64 * 1024 * 1024
 
 
 def declared_length(headers: Headers) -> int | None:
-    """What the header Content-Length says; None for a body that comes in chunks."""
+    """The length in the header Content-Length; None for a body that comes in chunks."""
     for name, value in headers:
         if name == b"content-length":
             return int(value)

@@ -51,7 +51,7 @@ class ResponseWriter:
         self._shared: SharedResponse | None = None
 
     def share(self, shared: SharedResponse) -> None:
-        """From now on, the calls that joined get what this client gets."""
+        """Sends the calls that joined, from now on, what this client gets."""
         self._shared = shared
 
     async def whole(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:

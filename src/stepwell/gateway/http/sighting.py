@@ -41,12 +41,12 @@ class Sighting:
     mark: Callable[[Sequence[str], str], object]
     """Marks steps by their uids."""
     uids: Sequence[str] = ()
-    """Its steps, once they are recorded."""
+    """The uids of the answer's steps, once they are recorded."""
     is_whole: bool = False
-    """It was sent to its end, and is not an error."""
+    """Whether the answer was sent to its end, and is not an error."""
     is_read: bool = False
     is_unseen: bool = False
-    """It was marked so."""
+    """Whether the answer was marked as unseen."""
 
     def note(self, *, is_read: bool) -> None:
         """One client has read it, or has not."""

@@ -1,1 +1,1 @@
-"""From a sampled answer to a step in the pool."""
+"""Recording: from a sampled answer to a step in the pool."""

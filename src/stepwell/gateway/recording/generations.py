@@ -1,4 +1,4 @@
-"""What this gateway knows of the generations that white-box agents asked it for.
+"""Knowledge of the generations that white-box agents asked this gateway for.
 
 - An agent may submit no more than tokens, with their log-probabilities or without. A step that has exactly those of a
   generation gets what the agent leaves out: temperature and sampling parameters, versions, model.
@@ -28,7 +28,7 @@ class Told:
     finish_reason: str | None
 
     def common(self, other: "Told") -> "Told":
-        """What both tell."""
+        """The values that both tell."""
         common = self
         if (self.policy_version, self.version_spans) != (other.policy_version, other.version_spans):
             common = replace(common, policy_version=0, version_spans=())
@@ -53,8 +53,8 @@ class Generations:
             self._told.popitem(last=False)
 
     def complete(self, step: Step) -> Step:
-        """What the step itself says stays. Versions are told by both of its fields, or by none; temperature and
-        sampling parameters likewise."""
+        """Completes the step; what it says itself stays. Versions are told by both of its fields, or by none;
+        temperature and sampling parameters likewise."""
         told = self._told.get(_digest(step))
         if told is None:
             return step

@@ -97,11 +97,11 @@ class Outbox:
         self._confirm_timeout = confirm_timeout
         self._book = StepBook(max_held, max_held_bytes)
         self._arrived = asyncio.Event()
-        """There are steps that are in no lane yet."""
+        """Set when there are steps that are in no lane yet."""
         self._is_hurried = False
         """Somebody waits for them."""
         self._settling: dict[str | None, asyncio.Event] = {}
-        """By trajectory: set when no step of it is held. None stands for all trajectories."""
+        """The events by trajectory: each is set when no step of it is held. None stands for all trajectories."""
         self._dropped = 0
         self._logged_at = -LOG_INTERVAL
         self._recall_below = max_held // 2, max_held_bytes // 2
@@ -180,7 +180,7 @@ class Outbox:
                 raise PoolUnavailable("the spool cannot be cleaned now")
 
     async def drain(self, timeout: float) -> None:
-        """At the end: wait for all steps to settle. The others are lost, unless there is a spool that keeps them."""
+        """Waits, at the end, for all steps to settle. The others are lost, unless there is a spool that keeps them."""
         try:
             await self.settle(timeout=timeout)
         except PoolUnavailable as failure:
@@ -229,7 +229,8 @@ class Outbox:
                 await asyncio.sleep(self._retry_pause)
 
     async def _claim_spool(self) -> None:
-        """Once, as soon as the pool answers: steps for another pool, which would refuse them, are not sent."""
+        """Claims the spool once, as soon as the pool answers: steps for another pool, which would refuse them, are not
+        sent."""
         if self._spool is None or self._is_claimed:
             return
         is_own = self._spool.claim(await self._pool.pool_uid())

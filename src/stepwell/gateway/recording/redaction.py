@@ -1,4 +1,4 @@
-"""What a redaction function finds in a text, as tokens to mask, and a step with them masked.
+"""The findings of a redaction function in a text, as tokens to mask, and a step with them masked.
 
 - A text is what stands between two special tokens: usually one message. So a message is judged alone, in every turn
   alike, and the tokens of a turn stay a prefix of those of the next one.
@@ -6,7 +6,7 @@
   never masked.
 - A masked token has the id of the mask, its log-probability is 0, and it is not trained. A step with a masked token is
   untrainable: the response was sampled from a context that is not stored.
-- A masked step has no lineage: a gateway must not continue a conversation from tokens that were masked.
+- A masked step has no conversation digest: a gateway must not continue a conversation from tokens that were masked.
 """
 
 from collections import OrderedDict, deque
@@ -32,7 +32,7 @@ MASKS = ("*", "▁*", "#", "_", "x")
 """Texts of tokens that can be the mask. They are ordinary text: a special token in the middle of a message would end it
 for whoever reads messages from tokens."""
 MASK_TEXT = "***"
-"""In place of a span in a text that is stored as text."""
+"""The replacement of a span in a text that is stored as text."""
 KEPT_SEGMENTS = 20_000
 """Texts whose spans are remembered: a conversation repeats its first messages in every turn."""
 
@@ -42,7 +42,7 @@ class SpansError(Exception):
 
 
 class RedactionTask(NamedTuple):
-    """What is stored of one step."""
+    """The stored part of one step."""
 
     ids: bytes
     """The ids of the prompt and the response, as int32."""
@@ -50,7 +50,7 @@ class RedactionTask(NamedTuple):
 
 
 class RedactionFound(NamedTuple):
-    """What must be masked."""
+    """The spans that must be masked."""
 
     tokens: Spans
     """Places in the prompt and the response."""
@@ -74,7 +74,7 @@ class SpanFinder:
         self._special_ids = np.fromiter(tokenizer.special_ids, np.int32)
         self._decoder = TokenDecoder(tokenizer)
         self._found: OrderedDict[bytes, Spans] = OrderedDict()
-        """By the digest of a segment."""
+        """The spans by the digest of a segment."""
 
     def find(self, task: RedactionTask) -> RedactionFound:
         ids = np.frombuffer(task.ids, np.int32)
@@ -119,7 +119,7 @@ def token_spans(texts: Sequence[str], spans: Spans) -> Spans:
 
 
 def merged(spans: Iterable[tuple[int, int]]) -> Spans:
-    """In order, without empty ones, and with those that touch made one."""
+    """The spans in order, without empty ones, and with those that touch made one."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if joined and start <= joined[-1][1]:

@@ -20,7 +20,7 @@ from stepwell.gateway.recording.redaction import FindSpans, RedactionTask, SpanF
 
 class RedactionJob(NamedTuple):
     function: str
-    """Its address: module:function or path/to/file.py:function."""
+    """The address of the function: module:function or path/to/file.py:function."""
     tokenizer_path: str
 
 

@@ -15,7 +15,8 @@ Spans: TypeAlias = list[tuple[int, int]]
 
 MAIL = re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,8}")
 PHONE = re.compile(r"(?<![\w+])(?:\+|00|0|\()[0-9](?:[ ()./-]{0,2}[0-9]){7,14}(?!\w)")
-"""With a country code, a leading zero or a bracket, and at least nine digits, which may be grouped; dates have less."""
+"""A phone number with a country code, a leading zero or a bracket, and at least nine digits, which may be grouped;
+dates have less."""
 KEYS = (
     re.compile(r"(?<![\w-])(?:sk|pk|rk|xox[abprs]|gh[pousr]|glpat|hf|npm)[-_][A-Za-z0-9_-]{16,}"),
     re.compile(r"\bAKIA[A-Z0-9]{16}\b"),

@@ -74,7 +74,7 @@ class Spool:
         self._released = {row: steps[:] for row, steps in self._file.found.items() if steps[0].step is None}
         """The steps that are on disk only, by row, the oldest first."""
         self._scrubs: list[Callable[[bool], object]] = []
-        """Who waits until the file is clean."""
+        """The callbacks of those who wait until the file is clean."""
         self._last_row = self._last_leftover = max(self._left, default=0)
         self._thread = threading.Thread(target=self._write_changes, name="stepwell-spool", daemon=True)
         self._thread.start()

@@ -39,14 +39,14 @@ class HeldStep:
     """None while it is on disk only."""
     nbytes: int = 0
     number: int = 0
-    """Its place in the order of arrival."""
+    """The place in the order of arrival."""
     is_held: bool = True
     is_on_disk_only: bool = False
-    """It has no place in memory: the spool has it, or is about to."""
+    """Whether the step has no place in memory: the spool has it, or is about to."""
     answer: asyncio.Future[SubmitVerdict | None] | None = None
     """The verdict for whoever waits for it; None as a verdict means that the step was given up."""
     refusals: int = 0
-    """How often its shard failed over it while it took other messages."""
+    """The number of times that its shard failed over the step while it took other messages."""
     taken_before: int = 0
     """The number of messages that the shard had taken at the last of these."""
     row: int = 0
@@ -67,7 +67,7 @@ class Lane:
     """The oldest first."""
     postponed: deque[HeldStep] = field(default_factory=deque)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    """There is something to take."""
+    """Set when there is something to take."""
     hurried: asyncio.Event = field(default_factory=asyncio.Event)
     """Somebody waits: send without gathering."""
     taken: int = 0
@@ -107,7 +107,7 @@ class StepBook:
     def __init__(self, max_steps: int, max_bytes: int) -> None:
         """The bounds are those of memory."""
         self.lanes: dict[str, Lane] = {}
-        """By shard."""
+        """The lanes by shard."""
         self.unsorted: deque[HeldStep] = deque()
         """Steps whose shard is not known yet."""
         self.steps = 0

@@ -27,14 +27,15 @@ from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 log = logging.getLogger("stepwell.gateway")
 
 VERSION, UNKNOWN = "version", "unknown"
-"""In a step's extras: the engine cannot tell its version, so policy_version is the pool's at the time of the call."""
+"""The mark in a step's extras that the engine cannot tell its version, so policy_version is the pool's at the time of
+the call."""
 
 
 class PromptOrigin(NamedTuple):
     """Where the prompt of a call comes from, and what its steps keep for calls that continue them."""
 
     prompt_made: str = ""
-    lineages: Sequence[JsonObject] = ()
+    conversation_digests: Sequence[JsonObject] = ()
     """One for each choice; none without a bridge."""
 
 
@@ -43,7 +44,7 @@ NOTHING: JsonObject = MappingProxyType({})
 
 
 class PendingStep(NamedTuple):
-    """What is known of a call's steps before its answer, under the names of Step."""
+    """The facts of a call's steps that are known before its answer, under the names of Step."""
 
     trajectory_uid: str = ""
     """Empty if the call is not recorded."""
@@ -225,8 +226,8 @@ def build_steps(
     named: list[dict[str, Any]] = [{**told, "uid": uid} for uid in uids]
     if origin.prompt_made:
         for place, fields in enumerate(named):
-            lineage = origin.lineages[place] if place < len(origin.lineages) else {}
-            fields |= {"prompt_made": origin.prompt_made, "lineage": lineage}
+            digest = origin.conversation_digests[place] if place < len(origin.conversation_digests) else {}
+            fields |= {"prompt_made": origin.prompt_made, "lineage": digest}
     return [
         _build_step(pending, fields, choice, miscount, prompt_length)
         for fields, choice in zip(named, choices, strict=False)
@@ -298,8 +299,8 @@ def _encode_prompt(tokenizer: Any, request: Mapping[str, Any]) -> IntArray:
 
 
 def _encode_response(tokenizer: BackgroundTokenizer, choice: Sampled, text: str) -> IntArray:
-    """With the token that ends the turn, which is sampled but not shown, unless the log-probabilities have none for
-    it."""
+    """Encodes the response with the token that ends the turn, which is sampled but not shown, unless the
+    log-probabilities have none for it."""
     try:
         encoder = tokenizer.encoder()
     except (NotReady, BadRequest):

@@ -28,7 +28,7 @@ class StepMarks:
         self._retry_pause = retry_pause
         self._max_waiting = max_waiting
         self._waiting: dict[asyncio.Task[None], str] = {}
-        """With the trajectory."""
+        """The waiting tasks with their trajectory."""
 
     def add(self, ref: TrajectoryRef, uids: Sequence[str], mark: str) -> None:
         if len(self._waiting) >= self._max_waiting:

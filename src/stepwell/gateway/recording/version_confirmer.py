@@ -16,7 +16,7 @@ from stepwell.engines.replica import EngineReplica
 from stepwell.steps.step import JsonObject, Step, VersionSpan
 
 BRACKET = "version_bracket"
-"""In a step's extras: the versions before and after a call during which the weights changed."""
+"""The key, in a step's extras, of the versions before and after a call during which the weights changed."""
 UNKNOWN_WEIGHTS = "version_unknown: a weight sync found that the engine has other weights than the trainer"
 
 

@@ -22,7 +22,7 @@ def access_table(dialects: Iterable[Dialect]) -> RouteTable:
 
 
 def call_paths(dialect: Dialect) -> tuple[str, ...]:
-    """What agents may call in this dialect."""
+    """The paths that agents may call in this dialect."""
     return dialect.paths if dialect.token_counter is None else (*dialect.paths, dialect.token_counter.path)
 
 
@@ -33,7 +33,7 @@ class AccessCheck:
         self._table = table
 
     def admit(self, scope: MutableMapping[str, Any], path: str, headers: Sequence[bytes]) -> tuple[Route, Caller]:
-        """What a request asks for, and who asks. Forbidden or NotPermitted if it may not proceed.
+        """Returns the route that a request asks for, and who asks. Forbidden or NotPermitted if it may not proceed.
 
         `path` is decoded, and ends in the dialect's template if it is a model call's. `headers` are those that may have
         a key, in the form of Authorization; at least one.

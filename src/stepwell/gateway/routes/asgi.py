@@ -166,8 +166,8 @@ class GatewayAsgi:
             await self._access.guard.serve(self.app, route, caller, scope, limited_receive, send)
 
     def _check(self, scope: Message, path: str) -> tuple[Route, Caller]:
-        """What is asked for, and who asks. An agent's CALL_HEADER is removed: it must not say which of its steps are
-        trained."""
+        """Checks the request, and returns its route and who asks. An agent's CALL_HEADER is removed: it must not say
+        which of its steps are trained."""
         headers: Headers = scope["headers"]
         size, authorization, length, is_marked = 0, b"", b"0", False
         bare: dict[bytes, bytes] = {}

@@ -34,7 +34,7 @@ READY_INTERVAL = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReadinessCheck:
-    """What this gateway still lacks, for /ready and for the log."""
+    """A check of what this gateway still lacks, for /ready and for the log."""
 
     pool: PoolClient
     engines: EngineFleet
@@ -104,7 +104,7 @@ def operator_router(engines: EngineFleet, readiness: ReadinessCheck, metrics: Ga
 
     @router.get("/metrics", name="metrics")
     async def metrics_text() -> Response:
-        """What the gateway has seen, for Prometheus."""
+        """The gateway's counts, for Prometheus."""
         body, content_type = metrics.exposition()
         return Response(body, media_type=content_type)
 

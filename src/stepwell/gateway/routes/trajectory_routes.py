@@ -37,7 +37,7 @@ async def caller_of_request(request: Request) -> Caller:
 
 
 By = Annotated[Caller, Depends(caller_of_request)]
-"""Who asks."""
+"""The caller of the request."""
 
 
 async def open_as_asked(

@@ -26,7 +26,7 @@ class Part:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     function: str = ""
-    """Its name; if empty, the name of the part."""
+    """The name of the part's function; if empty, the name of the part."""
     options: Mapping[str, JsonValue] = field(default_factory=dict)
     weight: float = 1.0
 

@@ -54,7 +54,7 @@ class Scale:
 @dataclass(frozen=True, slots=True)
 class Vote:
     value: float
-    """From 0 to 1."""
+    """The value, from 0 to 1."""
     reason: str = ""
 
 
@@ -177,7 +177,7 @@ def read_vote_text(text: str, scale: Scale) -> Vote:
 
 
 def _read_json(text: str, conclusion: str) -> tuple[float | None, str]:
-    """From the whole text, the text after the reasoning, its last fenced block, or the text from its last brace on.
+    """Reads the whole text, the text after the reasoning, its last fenced block, or the text from its last brace on.
 
     Python's own parser accepts line breaks within strings, which models write.
     """

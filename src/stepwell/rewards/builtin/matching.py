@@ -26,7 +26,8 @@ def exact_match(*, answer_key: str = ANSWER, extract: str | None = None) -> Matc
 
 
 def normalised_match(*, answer_key: str = ANSWER, extract: str | None = None) -> Matching:
-    """As exact_match, but ignores case, punctuation, English articles, the width of letters, and blanks."""
+    """Matches as exact_match does, but ignores case, punctuation, English articles, the width of letters, and
+    blanks."""
     return _equal_after(normalised, answer_key, extract)
 
 

@@ -33,9 +33,9 @@ FACTORIES: tuple[Callable[..., Call], ...] = (
     next_state,
 )
 COMPOSING_FACTORIES: tuple[Callable[..., Call], ...] = (length_shaping, weighted_sum, per_step)
-"""These also take a Loader, as the first argument."""
+"""The factories that take a Loader too, as the first argument."""
 CODE_FACTORIES: tuple[Callable[..., Call], ...] = (python_tests,)
-"""These run generated code, and take the level of their sandbox as the first argument."""
+"""The factories that run generated code, and take the level of their sandbox as the first argument."""
 
 BUILT_IN: dict[str, Callable[..., Call]] = {
     factory.__name__: validate_call(config=ConfigDict(arbitrary_types_allowed=True))(factory)

@@ -43,7 +43,7 @@ class Candidate:
         exec(compile(code, "candidate", "exec"), self._namespace)
 
     def _names(self, *names: str) -> dict[str, list[Any]]:
-        """Of these, the functions and values that the code defines: [True], and [False, the value]."""
+        """The functions and values among these names that the code defines: [True], and [False, the value]."""
         found: dict[str, list[Any]] = {}
         for name in self._namespace.keys() & names:
             value = self._namespace[name]
@@ -87,7 +87,8 @@ def is_sayable(value: Any) -> bool:
 
 
 def described(failure: BaseException) -> list[Any]:
-    """In JSON, the name of its built-in base class, and its arguments; those that are no values are texts."""
+    """The exception as JSON: the name of its built-in base class, and its arguments; those that are no values are
+    texts."""
     name = next(base.__name__ for base in type(failure).__mro__ if base.__module__ == "builtins")
     return [name, to_json([arg if is_sayable(arg) else text_of(arg) for arg in failure.args[:10]])]
 

@@ -22,7 +22,7 @@ from stepwell.rewards.candidate.source import EVALUATE, HOW, NAMES, TEST, Parsed
 from stepwell.rewards.candidate.values import TooLargeValue, Unsayable, from_json, to_json
 
 NOT_PASSED_ON = (StopIteration, StopAsyncIteration)
-"""These would end a loop of the test."""
+"""Exceptions that would end a loop of the test."""
 
 
 class Judge:
@@ -52,7 +52,7 @@ class Judge:
         exec(source.program, namespace | {EVALUATE: self.evaluate})
 
     def names(self, *names: str) -> dict[str, Any]:
-        """Of these, the functions and values that the code defines."""
+        """The functions and values among these names that the code defines."""
         found = self._ask("the code", "names", *names)
         try:
             return {

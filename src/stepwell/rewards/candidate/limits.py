@@ -13,8 +13,8 @@ PR_SET_DUMPABLE = 4
 
 
 def prepare() -> tuple[int, int]:
-    """For a program that was started with its limits as JSON and the number of its channel; the descriptors of the
-    channel and of the old stdout.
+    """Prepares a program that was started with its limits as JSON and the number of its channel; returns the
+    descriptors of the channel and of the old stdout.
 
     The three standard streams lead nowhere from now on.
     """
@@ -35,7 +35,7 @@ def prepare() -> tuple[int, int]:
 
 
 def read_job() -> Any:
-    """From stdin, which is empty afterwards."""
+    """Reads the job from stdin, which is empty afterwards."""
     job = json.load(sys.stdin)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

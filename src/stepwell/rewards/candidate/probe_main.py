@@ -11,7 +11,7 @@ UNREADABLE = "it cannot read Python's own library"
 
 
 def holes(secret: str) -> list[str]:
-    """What hostile code could do here. `secret` is a file outside."""
+    """The harm that hostile code could do here. `secret` is a file outside."""
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     found = {
         "it sees the machine's network": len(Path("/proc/self/net/dev").read_text().splitlines()) > 3,

@@ -17,7 +17,7 @@ from stepwell.rewards.candidate.limits import failure_text
 TEST = "test"
 """The module of the test, and the file of its program."""
 NAMES, EVALUATE = "candidate", "in_candidate"
-"""What a test can name besides Python's names and the code's: `candidate.pow`, `in_candidate("Stack().pop()")`."""
+"""The names that a test has besides Python's and the code's: `candidate.pow`, `in_candidate("Stack().pop()")`."""
 HOW = f"write {EVALUATE}('…'), which runs Python beside the code and gives the value of the last line"
 VALUES: tuple[type, ...] = (
     int,
@@ -94,7 +94,7 @@ def _names(table: SymbolTable, wanted: Callable[[Symbol], bool]) -> set[str]:
 
 
 class _Objections:
-    """What in a test surely wants more than values."""
+    """The parts of a test that surely want more than values."""
 
     def __init__(self, tree: ast.Module, *, of_code: set[str], bound: set[str]) -> None:
         self._tree = tree
@@ -162,7 +162,7 @@ class _Objections:
         return self._is_call_of_code(node) or (isinstance(node, ast.Name) and node.id in self._results)
 
     def _no_value(self, node: ast.expr) -> str:
-        """What the argument is, if it is surely no value."""
+        """The argument, in words, if it is surely no value."""
         name = node.id if isinstance(node, ast.Name) else ""
         if isinstance(node, ast.Lambda) or name in self._functions:
             return "a function"

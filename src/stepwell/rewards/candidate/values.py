@@ -38,7 +38,7 @@ class Unsayable(Exception):
 
 
 class TooLargeValue(Unsayable):
-    """It is a value, but a larger one than may leave its process."""
+    """A value, but a larger one than may leave its process."""
 
 
 def to_json(value: Any, depth: int = 0) -> Any:
@@ -148,7 +148,7 @@ WRITERS: dict[str, Callable[[Any], Iterable[Any]]] = {
     "datetime.timedelta": lambda value: (value.days, value.seconds, value.microseconds),
     "numpy.ndarray": _array,
 }
-"""By class: the parts that a value is made of again. The class's name is the tag."""
+"""The writers by class: each gives the parts that a value is made of again. The class's name is the tag."""
 READERS: dict[str, Callable[[list[Any]], Any]] = {
     "int": _read_integer,
     "float": lambda parts: {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[parts[0]],

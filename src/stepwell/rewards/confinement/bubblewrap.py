@@ -19,7 +19,7 @@ PROGRAM = "bwrap"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 PYTHON_PARTS = ("bin", "lib", "lib64", "pyvenv.cfg")
-"""What Python needs of the folder that it, or a virtual environment, is installed in."""
+"""The parts that Python needs of the folder that it, or a virtual environment, is installed in."""
 PROGRAMS_FOLDER = "/candidate"
 """Where the programs of `stepwell.rewards.candidate` are inside."""
 TMP_BYTES = 64 * 2**20
@@ -85,8 +85,9 @@ def _parents(paths: list[Path]) -> Iterator[str]:
 
 
 def _python_paths() -> list[Path]:
-    """What Python needs of the environment, of the installation that it was made from, and folders of packages; as
-    named and as resolved. The rest of an environment's folder is left out: it may be a project's, or a home folder."""
+    """The paths that Python needs: of the environment, of the installation that it was made from, and folders of
+    packages; as named and as resolved. The rest of an environment's folder is left out: it may be a project's, or a
+    home folder."""
     real = Path(sys.executable).resolve()
     prefixes = (Path(sys.base_prefix), Path(sys.prefix), real.parent.parent)
     packages = (Path(entry) for entry in sys.path if entry.endswith(("/site-packages", "/dist-packages")))

@@ -18,7 +18,7 @@ ENTER = 'for group in $STEPWELL_GROUPS; do echo 0 > "$group/cgroup.procs" || exi
 MEGABYTE = 2**20
 PREFIX = "stepwell"
 OVERHEAD_MB = 64
-"""For bubblewrap, and for files in memory."""
+"""The memory for bubblewrap, and for files in memory."""
 REMOVE_TIMEOUT = 2.0
 
 

@@ -88,7 +88,7 @@ class ConfinedProcess:
             self._process.stdin.close()
 
     def read_output(self, deadline: float) -> bytes:
-        """What it wrote until it closed its stdout, or until the deadline."""
+        """The output of the program until it closed its stdout, or until the deadline."""
         while self._read_some(deadline):
             pass
         return self._output

@@ -65,7 +65,7 @@ class Sandbox:
 
     @property
     def description(self) -> str:
-        """For logs and the doctor."""
+        """The sandbox in words, for logs and the doctor."""
         limits = (
             f"control groups ({self.cgroup_parent.version})" if self.cgroup_parent else "limits for each process only"
         )
@@ -183,7 +183,7 @@ def _give_programs(programs: Path, folder: Path, user: int) -> Path:
 
 
 def _what_to_do(failure: str) -> str:
-    """After a program that did not start: bubblewrap itself failed, or the Python inside."""
+    """The advice after a program that did not start: bubblewrap itself failed, or the Python inside."""
     is_bubblewrap = "bwrap: " in failure and "execvp" not in failure
     return ALLOW if is_bubblewrap else OPEN_PYTHON
 

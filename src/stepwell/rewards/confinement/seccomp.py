@@ -152,7 +152,7 @@ ARCHITECTURES = {
 
 
 def filter_program(machine: str | None = None) -> bytes | None:
-    """For this machine; None if its architecture is not known here."""
+    """The filter for this machine; None if its architecture is not known here."""
     arch = ARCHITECTURES.get(machine or platform.machine())
     if arch is None:
         return None
@@ -195,7 +195,7 @@ def _jump(test: int, value: int, *, then: int, otherwise: int) -> bytes:
 
 
 def _on(number: int, instructions: list[bytes]) -> list[bytes]:
-    """For one system call; its number is loaded."""
+    """The instructions for one system call; its number is loaded."""
     return [_jump(EQUAL, number, then=0, otherwise=len(instructions)), *instructions]
 
 

@@ -47,7 +47,8 @@ class FunctionCaller:
     timeout: float
 
     def call(self, message: bytes) -> tuple[Attempt, bool]:
-        """For a claimed sample: the attempt, and whether the process must end because memory ran out."""
+        """Calls the function for a claimed sample: the attempt, and whether the process must end because memory ran
+        out."""
         started = time.perf_counter()
         try:
             self.output.start_call()

@@ -34,7 +34,7 @@ class ChildLane:
         timeout: float,
         may_leave: Callable[[], bool],
     ) -> None:
-        """After a stalled call, `may_leave` says whether another child has taken this one's place."""
+        """Begins a lane. After a stalled call, `may_leave` says whether another child has taken this one's place."""
         self.is_stalled = False
         """Whether the running call has stalled; the child gets no samples until that call ends."""
         self._child = child
@@ -43,7 +43,7 @@ class ChildLane:
         self._timeout = timeout
         self._may_leave = may_leave
         self._sent: dict[int, QueuedSample] = {}
-        """By number, in the order in which they were sent."""
+        """The samples by number, in the order in which they were sent."""
         self._last_number = 0
         self._answered_at = 0.0
         self._has_room = asyncio.Event()
@@ -51,7 +51,7 @@ class ChildLane:
         self._is_leaving = False
 
     async def run(self) -> None:
-        """Until the child has ended."""
+        """Runs until the child has ended."""
         reading, sending = asyncio.create_task(self._read()), asyncio.create_task(self._send())
         tasks = (reading, sending, asyncio.create_task(self._watch()))
         try:
@@ -100,7 +100,8 @@ class ChildLane:
             self._has_room.set()
 
     async def _watch(self) -> None:
-        """Until the oldest call exceeds its timeout. All calls have the same timeout, so no other is due earlier."""
+        """Watches until the oldest call exceeds its timeout. All calls have the same timeout, so no other is due
+        earlier."""
         while self._overdue is None:
             _, deadline = self._first_deadline()
             await asyncio.sleep(min(STALLED_AFTER, deadline - time.monotonic()))

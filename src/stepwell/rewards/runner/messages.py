@@ -11,14 +11,15 @@ from stepwell.steps.step import JsonObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a child process is started for."""
+    """The job that a child process is started for."""
 
     function: str
-    """Its name, as rewards/loading.py reads it."""
+    """The name of the function, as rewards/loading.py reads it."""
     options: JsonObject = field(default_factory=dict)
-    """For a built-in function."""
+    """The options of a built-in function."""
     folder: str = "."
-    """Where it runs, and where files and modules are searched first; absolute if workers run on other nodes."""
+    """The folder where the function runs, and where files and modules are searched first; absolute if workers run on
+    other nodes."""
     tokenizer_path: str | None = None
     """Folder or name of the Hugging Face tokenizer; without one, functions that read texts fail."""
     timeout: float = 30.0

@@ -1,4 +1,4 @@
-"""What a reward function prints: sent to the worker, and kept for error texts, both up to a limit.
+"""The output of a reward function: sent to the worker, and kept for error texts, both up to a limit.
 
 Output beyond the limit is dropped, so that endless printing keeps nobody busy. Concurrent calls do not see each other's
 output.
@@ -38,7 +38,7 @@ class CapturedOutput(io.TextIOBase):
         return len(text)
 
     def start_call(self) -> None:
-        """What the current task prints from now on belongs to a new call."""
+        """Counts the current task's output from now on to a new call."""
         _output_of_call.set([])
         if not self._is_separated:
             self._is_separated = True
@@ -46,7 +46,7 @@ class CapturedOutput(io.TextIOBase):
             self._target.flush()
 
     def text(self) -> str:
-        """What the call of the current task has printed."""
+        """The text that the call of the current task has printed."""
         return "".join(_output_of_call.get() or ())
 
 

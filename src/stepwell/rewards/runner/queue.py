@@ -42,7 +42,7 @@ class SampleQueue:
         self._not_empty.set()
 
     def put_first(self, samples: Iterable[QueuedSample]) -> None:
-        """In this order, before all others."""
+        """Puts the samples in this order, before all others."""
         self._waiting.extendleft(reversed([*samples]))
         self._not_empty.set()
 
@@ -76,8 +76,8 @@ class Prefetch:
         return not self.is_async and self.size > 1
 
     def learn(self, seconds: float) -> None:
-        """From the duration of a call. One call says little (its process may have waited for a CPU): the number at most
-        doubles or halves."""
+        """Learns from the duration of a call. One call says little (its process may have waited for a CPU): the number
+        at most doubles or halves."""
         if not self.is_async:
             wanted = int(LOOKAHEAD / max(seconds, 1e-6))
             self.size = max(1, self.size // 2, min(self.size * 2, MOST_AT_ONCE, wanted))

@@ -39,7 +39,7 @@ WAITING = 100
 """Rewards of one version that wait for one of the other; older ones are not compared."""
 REMEMBERED_SESSIONS = 3000
 LEAST_EVIDENCE = 0.05
-"""From less, nobody can tell how long a test will take."""
+"""The least evidence from which one can tell how long a test will take."""
 
 
 class Verdict(NamedTuple):

@@ -59,7 +59,7 @@ class GuardReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardStatus:
-    """What the guard does now, for reports."""
+    """The present state of the guard, for reports."""
 
     stable: int | None
     candidate: int | None
@@ -189,7 +189,7 @@ class GuardedSync:
         return synced.logprob_gap
 
     def _start(self, model: "torch.nn.Module") -> None:
-        """Once in each process: stages what an earlier process has left, and begins to watch."""
+        """Starts once in each process: stages what an earlier process has left, and begins to watch."""
         if self._is_started:
             return
         self._record.check_folder()
@@ -216,7 +216,7 @@ class GuardedSync:
             self._stage(model, version)
 
     def _passes_validation(self, model: "torch.nn.Module", version: int) -> bool:
-        """Whether it is not worse than the stable version."""
+        """Whether the version is not worse than the stable one."""
         stable, scores = self._record.state.stable, self._validated(model, version)
         assert stable is not None
         if scores is None:
@@ -262,7 +262,8 @@ class GuardedSync:
             self._store.prune(self.settings.keep_versions, kept)
 
     def _weights_to_restore(self) -> TensorState | None:
-        """Once after each rollback. The call after it comes from a trainer that has started again."""
+        """The weights to restore, once after each rollback. The call after it comes from a trainer that has started
+        again."""
         with self._record.lock:
             state = self._record.state
             if not state.restores or state.stable is None:

@@ -72,7 +72,7 @@ def mean_of(scores: Scores) -> float:
 
 
 def checked(scores: object) -> Scores | None:
-    """What a user's function has returned; without scores it has not validated."""
+    """The scores that a user's function has returned; without scores it has not validated."""
     if scores is not None and not isinstance(scores, Mapping):
         raise BadRequest(f"validate returns a score by task, {{name: score}}, or None, and not {scores!r:.50}")
     return scores or None

@@ -1,4 +1,4 @@
-"""What the guard knows and has decided: its state on disk, and what it tells the pool.
+"""The knowledge and the decisions of the guard: its state on disk, and what it tells the pool.
 
 - A decision is told to the pool before it is written here. If the process dies between the two, the pool's decision is
   found and obeyed like an operator's.
@@ -33,7 +33,7 @@ class PolicyRecord:
         self.lock = threading.RLock()
         self.clock = clock
         self.decisions: Counter[PolicyAction] = Counter()
-        """That this process has made."""
+        """The decisions that this process has made."""
         self.last_reason = ""
         self.is_restore_delivered = False
         """The trainer has got the weights that it must start again from."""
@@ -42,7 +42,7 @@ class PolicyRecord:
         self._settings = settings
 
     def set(self, **changes: Any) -> None:
-        """On disk first: a change that was not written did not happen."""
+        """Writes to disk first: a change that was not written did not happen."""
         changed = replace(self.state, **changes)
         self._store.write_state(changed)
         self.state = changed

@@ -47,7 +47,7 @@ class StagedVersions:
         return self._slot(version).sync.catch_up()
 
     def told_versions(self, version: int) -> dict[str, str | None]:
-        """What each engine that belongs to this version tells; None if it does not answer."""
+        """The version that each engine of this version reports; None if it does not answer."""
         return self._slot(version).sync.versions()
 
     def _slot(self, version: int) -> "Slot":

@@ -35,7 +35,7 @@ Phase: TypeAlias = Literal["idle", "placing", "testing", "promoting"]
 
 @dataclass(frozen=True, slots=True)
 class GuardState:
-    """What outlives the process."""
+    """The part of the guard's state that outlives the process."""
 
     stable: int | None = None
     """The version that all sessions get, but for the canary's."""

@@ -24,7 +24,8 @@ class WeightMoves:
         """When an engine of the canary last told its version."""
 
     def move(self) -> None:
-        """What is due now. SyncFailed if an engine does not take its weights; the next call tries again."""
+        """Makes the moves that are due now. SyncFailed if an engine does not take its weights; the next call tries
+        again."""
         self._begin()
         state = self._record.state
         if state.candidate is not None and state.phase == "placing":

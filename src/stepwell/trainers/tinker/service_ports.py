@@ -1,4 +1,4 @@
-"""What is used of the tinker package's clients, as Protocols: tinker is optional, and any service that speaks its API
+"""The used part of the tinker package's clients, as Protocols: tinker is optional, and any service that speaks its API
 will do."""
 
 from collections.abc import Mapping, Sequence

@@ -38,7 +38,7 @@ MOST_BYTES = 2**34
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TinkerRecord(FeedState):
-    """What is known of a run beside the weights, which the service keeps. It names a state that the service has saved;
+    """The knowledge of a run beside the weights, which the service keeps. It names a state that the service has saved;
     what is trained according to it is in that state, and nothing else is."""
 
     base_model: str
@@ -63,9 +63,9 @@ class TinkerUpdate:
     tokens: int
     """The number of trained tokens."""
     logprob_gap: float | None
-    """Between the engines and the service, before the update: see TinkerSettings.logprob_tolerance."""
+    """The gap between the engines and the service, before the update: see TinkerSettings.logprob_tolerance."""
     filled_in: FilledIn
-    """What the data lacked and was filled in."""
+    """The values that the data lacked and that were filled in."""
     seconds: dict[str, float] = field(default_factory=dict)
     """How long fetch, train, save and sync took."""
 

@@ -1,4 +1,5 @@
-"""What verl imports to know the trainer mode `stepwell`: VERL_USE_EXTERNAL_MODULES=stepwell.trainers.verl.plugin.
+"""The module that verl imports to know the trainer mode `stepwell`:
+VERL_USE_EXTERNAL_MODULES=stepwell.trainers.verl.plugin.
 
 `config/stepwell.yaml` sets this for all processes of a run.
 """

@@ -31,7 +31,7 @@ FILE = "stepwell.json"
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class VerlState(FeedState):
-    """What is kept beside a checkpoint of verl, so that a resumed run neither loses nor repeats a group."""
+    """The state that is kept beside a checkpoint of verl, so that a resumed run neither loses nor repeats a group."""
 
     version: int
     """The version of the checkpoint's weights in the pool."""
@@ -100,7 +100,7 @@ class PoolFeed(Feed):
     # -- reports -------------------------------------------------------------------------------------------------------
 
     def _count(self, batch: TrainingBatch, chosen: TrainedRows, stale: Container[str]) -> Counter[str]:
-        """What was leased; summed over all batches until one has something to train."""
+        """The counts of what was leased, summed over all batches until one has something to train."""
         not_new = (uid for uid, is_new in zip(chosen.uids_T, chosen.is_new_T.tolist(), strict=True) if not is_new)
         return Counter(
             groups=len(np.unique(batch.group_of_T)),
@@ -111,7 +111,7 @@ class PoolFeed(Feed):
         )
 
     def _measure(self, chosen: TrainedRows, rows: list[QueueRow]) -> dict[str, float]:
-        """What is trained of the last batch, and what is left out of it."""
+        """The measures of what is trained of the last batch, and what is left out of it."""
         versions = chosen.merged.versions[chosen.trained]
         return {
             "reward": chosen.reward,

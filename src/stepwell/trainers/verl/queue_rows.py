@@ -20,9 +20,9 @@ from stepwell.trainers.rows import TrainedRows
 class QueueRow:
     group: str
     rollout: int
-    """Its number in the group."""
+    """The number of the rollout in the group."""
     number: int
-    """Its number among the rows of the rollout."""
+    """The number of the row among the rows of the rollout."""
     ids: IndexArray
     prompt: int
     """How many of the ids are the prompt; the arrays below are as long as the rest."""

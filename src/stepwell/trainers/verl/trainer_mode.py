@@ -182,7 +182,7 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
         return {name: value for reply in replies for name, value in (reply.future().result() or {}).items()}
 
     def _probe_logprobs(self) -> list[float]:
-        """What verl's weights make of the probe: the engines must compute the same."""
+        """The log-probabilities of the probe by verl's weights: the engines must compute the same."""
         ids = torch.tensor(PROBE)
         mask = torch.ones(len(PROBE) - 1, dtype=torch.int64)
         row = {

@@ -104,7 +104,7 @@ class Talk:
         response = encode(sampled_text(self.template, call.request["messages"], reply))
         sampled = Sampled(prompt, response, logprobs_array([-1.0] * len(response)), "stop")
         plan.check_echo(prompt)
-        origin = PromptOrigin(plan.prompt_made, self.bridge.lineages(plan, [reply]))
+        origin = PromptOrigin(plan.prompt_made, self.bridge.conversation_digests(plan, [reply]))
         begun = PendingStep("t", "p", uid=f"step {len(self.steps)}")
         steps = build_steps(begun, [sampled], NO_USAGE, prompt_length=10**6, origin=origin)
         self.bridge.note(plan, steps)

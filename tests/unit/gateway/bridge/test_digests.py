@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.gateway.bridge.digests import digest_request, lineage_of, read_lineage, thought_of
+from stepwell.gateway.bridge.digests import conversation_digest_of, digest_request, read_conversation_digest, thought_of
 from stepwell.gateway.dialects.chat import repair_messages
 from tests.unit.gateway.dialects.asking import JSON
 
@@ -78,7 +78,7 @@ def test_an_argument_that_has_its_default_counts_as_left_out() -> None:
     properties = {"path": {"type": "string"}, "all": {"type": "boolean", "default": False}, "n": {"default": 5.0}}
     tools = [{"type": "function", "function": {"name": "edit", "parameters": {"properties": properties}}}]
     asked = digest_request({"messages": [USER], "tools": tools})
-    served = lineage_of(asked, assistant(None, ("a", "edit", '{"path": "x"}')), {}).replied
+    served = conversation_digest_of(asked, assistant(None, ("a", "edit", '{"path": "x"}')), {}).replied
 
     def sent_back(arguments: str, name: str = "edit") -> str:
         return whole(USER, assistant(None, ("a", name, arguments)), tools=tools)
@@ -128,7 +128,7 @@ def test_only_text_is_text() -> None:
 def test_a_reply_is_what_its_client_sends_back() -> None:
     served = assistant("hm", ("a", "add", '{"x":1}'), ("b", "add", "no JSON"), reasoning="first this")
     asked = digest_request({"messages": [USER]})
-    lineage = lineage_of(asked, served, {})
+    lineage = conversation_digest_of(asked, served, {})
     sent_back = json.loads(json.dumps([USER, served, result("a")]))
     assert repair_messages(sent_back) == 1
     later = digest_request({"messages": sent_back})
@@ -140,7 +140,7 @@ def test_a_reply_is_what_its_client_sends_back() -> None:
 def test_thinking_in_the_content_is_noticed() -> None:
     asked = digest_request({"messages": [USER, assistant("<think>no</think>yes"), USER]})
     assert asked.thoughts == {1: "</think>"}
-    assert lineage_of(asked, assistant("[THINK]a[/THINK]b"), {0: "x"}).thoughts == {
+    assert conversation_digest_of(asked, assistant("[THINK]a[/THINK]b"), {0: "x"}).thoughts == {
         0: "x",
         1: "</think>",
         3: "[/THINK]",
@@ -148,9 +148,9 @@ def test_thinking_in_the_content_is_noticed() -> None:
 
 
 def test_a_lineage_is_read_as_it_was_stored() -> None:
-    lineage = lineage_of(digest_request({"messages": [USER]}), assistant("a", reasoning="b"), {})
-    assert read_lineage(json.loads(json.dumps(lineage.to_json()))) == lineage
-    assert read_lineage({}) is None
+    lineage = conversation_digest_of(digest_request({"messages": [USER]}), assistant("a", reasoning="b"), {})
+    assert read_conversation_digest(json.loads(json.dumps(lineage.to_json()))) == lineage
+    assert read_conversation_digest({}) is None
 
 
 @given(st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "tool", "assistant"]), "content": JSON})))

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.gateway.bridge.digests import digest_request, lineage_of
+from stepwell.gateway.bridge.digests import conversation_digest_of, digest_request
 from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
 from stepwell.gateway.bridge.parents import Turn, find_parent
 from stepwell.gateway.bridge.thinking import NO_THINKING, ThinkingPlaces, ThinkingPolicy, thinking_to_prove
@@ -23,7 +23,7 @@ def turn(uid: str, messages: list[dict[str, Any]], reply: dict[str, Any], **more
     finish, tokens = more.pop("finish", "stop"), more.pop("tokens", [1, 2, 3])
     inherited = more.pop("inherited", {})
     asked = digest_request({"messages": messages, **more})
-    return Turn(uid, ids_array(tokens), finish, lineage_of(asked, reply, inherited))
+    return Turn(uid, ids_array(tokens), finish, conversation_digest_of(asked, reply, inherited))
 
 
 FIRST = turn("1", [USER], said("hi"))

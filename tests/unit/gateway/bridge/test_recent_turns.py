@@ -1,11 +1,13 @@
 import numpy as np
 
-from stepwell.gateway.bridge.digests import digest_request, lineage_of
+from stepwell.gateway.bridge.digests import conversation_digest_of, digest_request
 from stepwell.gateway.bridge.parents import Turn
 from stepwell.gateway.bridge.recent_turns import OVERHEAD, RecentTurns
 from stepwell.steps.step import ids_array
 
-LINEAGE = lineage_of(digest_request({"messages": [{"role": "user", "content": "hello"}]}), {"content": "hi"}, {})
+LINEAGE = conversation_digest_of(
+    digest_request({"messages": [{"role": "user", "content": "hello"}]}), {"content": "hi"}, {}
+)
 
 
 def turn(uid: str, length: int) -> Turn:

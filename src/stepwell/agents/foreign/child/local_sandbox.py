@@ -154,6 +154,6 @@ def _new_root(folders: tuple[str, ...]) -> Path:
 
 
 def _not_plain(folder: str, names: list[str]) -> list[str]:
-    """What is not copied out: links, pipes, devices."""
+    """The entries that are not copied out: links, pipes, devices."""
     paths = {name: Path(folder) / name for name in names}
     return [name for name, path in paths.items() if path.is_symlink() or not (path.is_file() or path.is_dir())]

@@ -20,7 +20,7 @@ INFRASTRUCTURE = "infrastructure"
 
 class TaskRunner(Protocol):
     names: Sequence[str]
-    """Of the tasks."""
+    """The names of the tasks."""
 
     def serving(self) -> AbstractAsyncContextManager[Any]:
         """Open while tasks run."""

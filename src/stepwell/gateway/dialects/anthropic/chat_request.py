@@ -43,14 +43,14 @@ ERROR = "Error: "
 MALFORMED = "malformed"
 """The only key of a tool's input that stands for arguments that were no JSON object; its value is their text."""
 PREFILL = {"add_generation_prompt": False, "continue_final_message": True}
-"""What the engine is told if the last message is the assistant's: the answer continues it."""
+"""The switches for the engine if the last message is the assistant's: the answer continues it."""
 
 
 class TranslatedRequest(NamedTuple):
     request: dict[str, Any]
-    """In chat's form."""
+    """The request in chat's form."""
     echoed: tuple[str, ...]
-    """This field and those that follow are as in ModelCall."""
+    """The echoed steps; this field and those that follow are as in ModelCall."""
     texts: PromptTexts
     malformed_history: int
 

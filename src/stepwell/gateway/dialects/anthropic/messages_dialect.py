@@ -39,7 +39,7 @@ ERROR_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-"""By status. Others below 500 are invalid_request_error, others above it api_error."""
+"""The types of errors by status. Others below 500 are invalid_request_error, others above it api_error."""
 TOO_LONG = "prompt is too long: "
 """How Anthropic's error for this begins. Claude Code compacts its history when it reads it."""
 RENDERED = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message")

@@ -26,7 +26,7 @@ class CustomInput:
 
     def __init__(self) -> None:
         self._held = ""
-        """What has arrived and is not decoded yet."""
+        """The text that has arrived and is not decoded yet."""
         self._is_inside = False
         """Within the string."""
         self._is_plain = False

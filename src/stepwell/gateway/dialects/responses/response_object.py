@@ -14,7 +14,7 @@ CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class ResponseContext(NamedTuple):
-    """What answers a call."""
+    """The context of a response: that of its output items, and the settings that it repeats."""
 
     output: OutputContext
     settings: bytes
@@ -26,7 +26,7 @@ class ResponseContext(NamedTuple):
 
 
 def settings_of(request: Mapping[str, Any], chat: Mapping[str, Any], *, is_stored: bool) -> dict[str, Any]:
-    """What a response says of its request. `chat` is the request in force."""
+    """The request's settings that a response repeats. `chat` is the request in force."""
     reasoning, text = request.get("reasoning") or {}, request.get("text") or {}
     return {
         "background": False,

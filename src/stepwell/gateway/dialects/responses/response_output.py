@@ -20,7 +20,7 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputContext(NamedTuple):
-    """What of a request its output items depend on."""
+    """The part of a request that its output items depend on."""
 
     sealed: str
     """The sealed uid of the step."""

@@ -46,7 +46,7 @@ class ClientTools:
         self.functions: list[dict[str, Any]] = []
         """The tools in chat's form."""
         self._by_name: dict[str, ClientTool] = {}
-        """By the function's name."""
+        """The tools by the function's name."""
 
     def named(self, function: str) -> ClientTool:
         """The tool behind a function. A function that nobody offered is passed on under its own name."""

@@ -1,4 +1,4 @@
-"""What the user or a tool said after each step, read from the prompts of the steps that follow.
+"""The words of the user or a tool after each step, read from the prompts of the steps that follow.
 
 - The next state of a step is in the first later step that continues its conversation. Side calls, sub-agents and
   parallel samples of one prompt are told apart by their messages.
@@ -24,7 +24,7 @@ TOOL_RESULT = re.compile(r"\s*<(tool_response|tool_result|function_results|tool_
 """Templates that have no role for tools put their results into messages of the user."""
 TOOL_TAG = re.compile(r"</?(tool_response|tool_result|function_results|tool_output)\b[^>]*>")
 NOT_SAID = re.compile(r"<(system-reminder|system_reminder|environment_context)>.*?</\1>", re.DOTALL)
-"""What harnesses add to the messages of the user."""
+"""The parts that harnesses add to the messages of the user."""
 MARKER = re.compile(r"<\|?[\w ]{1,30}\|?>|\[/?INST\]")
 ROLE_NAMES = {**ROLES, "model": ASSISTANT}
 
@@ -42,9 +42,9 @@ class NextState:
     request: str
     """The last message of the user before the step; empty if there is none."""
     reply: str
-    """What the model answered."""
+    """The model's answer."""
     utterances: tuple[Utterance, ...]
-    """What was said after it, until the model spoke again."""
+    """The utterances after the reply, until the model spoke again."""
 
     def said_by(self, speaker: Speaker) -> list[str]:
         return [each.text for each in self.utterances if each.speaker == speaker]
@@ -80,7 +80,7 @@ def _said_after(step: SampleStep, later: SampleStep, steps: Sequence[SampleStep]
 
 
 def _prompt(step: SampleStep) -> list[ChatMessage]:
-    """Without the message that the model was asked to write."""
+    """The prompt without the message that the model was asked to write."""
     messages = read_messages(step.prompt_text, "")
     return messages[:-1] if len(messages) > 1 else messages
 
@@ -90,7 +90,7 @@ def _spoken(messages: Iterable[ChatMessage]) -> list[tuple[str, str]]:
 
 
 def _first_turn(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """What was said between the first and the second turn of the model."""
+    """The messages between the first and the second turn of the model."""
     after_reply = dropwhile(lambda message: message["role"] == ASSISTANT, messages)
     return list(takewhile(lambda message: message["role"] != ASSISTANT, after_reply))
 

@@ -27,7 +27,7 @@ READ_HEAD, READ_TAIL = 280, 160
 """Characters of a message that are read."""
 LONGEST_EVIDENCE = 200
 SIMILAR = 0.85
-"""From this ratio of equal words on, two requests are the same."""
+"""The ratio of equal words from which on two requests are the same."""
 FEWEST_WORDS = 3
 """A shorter request is not repeated but a common word, as "yes"."""
 CODE = re.compile(r"```.*?(```|\Z)|^\s*>.*?$", re.DOTALL | re.MULTILINE)
@@ -81,14 +81,14 @@ class Evidence:
     reward: float
     speaker: Speaker
     text: str
-    """What was said, shortened."""
+    """The words that were said, shortened."""
     hint: str = ""
-    """What was wanted instead; empty if nobody said it."""
+    """The wish that was said instead; empty if nobody said it."""
     reason: str = ""
-    """Of a judge."""
+    """The reason that a judge gave."""
 
     def details(self) -> dict[str, str]:
-        """As the pool keeps it."""
+        """The details as the pool keeps them."""
         told = {"rule": self.rule, "speaker": self.speaker, "text": self.text, "hint": self.hint, "reason": self.reason}
         return {name: value for name, value in told.items() if value}
 
@@ -173,7 +173,7 @@ def _excerpt(text: str, start: int) -> str:
 
 
 def _hint(text: str, end: int) -> str:
-    """What the user says to want; else what stands behind the words that fit."""
+    """The wish that the user states; else the text behind the words that fit."""
     named = next((match["hint"] for pattern in HINTS if (match := pattern.search(text)) is not None), None)
     hint = (text[end:] if named is None else named).strip(" \t\n,.;:!-—\u2013\uff0c\u3002\uff01")
     return hint[:LONGEST_EVIDENCE] if len(hint) > 1 else ""

@@ -42,7 +42,7 @@ class ModelAccess:
     """All that a harness is told about the model."""
 
     base_url: str
-    """It ends in /v1."""
+    """The base URL, which ends in /v1."""
     api_key: str = field(repr=False)
     model: str
 
@@ -62,9 +62,9 @@ class CommandLineHarness(ABC):
     """A program that works on a prompt in a folder and writes its answer to stdout."""
 
     package: ClassVar[str]
-    """Its name at npm."""
+    """The name of the package at npm."""
     program: ClassVar[str]
-    """What is started, found in PATH."""
+    """The name of the program, found in PATH."""
 
     def __init__(
         self,

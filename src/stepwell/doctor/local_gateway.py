@@ -60,7 +60,7 @@ class AgentCall:
 
 
 class CallLog:
-    """Before the gateway: an application that notes what reaches it, also what is refused and so not recorded."""
+    """An application before the gateway that notes what reaches it, also what is refused and so not recorded."""
 
     def __init__(self, app: GatewayAsgi) -> None:
         self._app = app
@@ -89,13 +89,13 @@ class CallLog:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAgent:
-    """What an agent did in one trajectory."""
+    """A record of what an agent did in one trajectory."""
 
     calls: list[AgentCall]
     steps: tuple[Step, ...]
 
 
-class Harness:
+class LocalGateway:
     def __init__(
         self,
         http: aiohttp.ClientSession,
@@ -205,7 +205,8 @@ class _Server(uvicorn.Server):
 
 
 def _listen() -> socket.socket:
-    """On a free port of loopback. asyncio switches off Nagle's algorithm (40 ms) only for a socket of protocol TCP."""
+    """Listens on a free port of loopback. asyncio switches off Nagle's algorithm (40 ms) only for a socket of protocol
+    TCP."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()  # a connection made from now on waits until the gateway is up
@@ -213,9 +214,9 @@ def _listen() -> socket.socket:
 
 
 @asynccontextmanager
-async def open_harness(
+async def open_local_gateway(
     engine: str, key: str | None, tokenizer: Any, decode: Decode, rescorer: EngineControl | None
-) -> AsyncIterator[Harness]:
+) -> AsyncIterator[LocalGateway]:
     """`tokenizer` may be None: the gateway needs one only for an engine that returns no ids. The gateway bridges, which
     matters only to calls of one trajectory."""
     pool = start_in_process(PoolPlan())
@@ -240,7 +241,7 @@ async def open_harness(
                 aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http,
                 GatewayClient(url) as gateway,
             ):
-                yield Harness(http, gateway, log, pool, decode, rescorer)
+                yield LocalGateway(http, gateway, log, pool, decode, rescorer)
         finally:
             server.should_exit = True
             await serving

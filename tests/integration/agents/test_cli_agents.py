@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell.agents.blackbox import BlackBoxAgentFlow
-from stepwell.agents.harnesses import HARNESSES, ClaudeCode
+from stepwell.agents.cli_agents import HARNESSES, ClaudeCode
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutStatus, Sample
 from tests.integration.agents.test_gateway_process import is_alive
