@@ -22,8 +22,7 @@ from typing import Protocol
 
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.pool.api.policy import Canary
-from stepwell.pool.api.serving_state import Serving
+from stepwell.pool.api.policy import Canary, Serving
 
 WAITED_FOR = (EngineState.PAUSED, EngineState.UNSYNCED)
 RESUME_TOGETHER = 0.2

@@ -3,12 +3,11 @@
 import asyncio
 
 import pytest
-from stepwell.pool.api.serving_state import Serving
 
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.engines.routing import EngineSelector, RoundRobin, SessionSplit
 from stepwell.errors import EngineUnavailable
-from stepwell.pool.api.policy import Canary
+from stepwell.pool.api.policy import Canary, Serving
 from tests.unit.gateway.scripted_engines import make_engine
 
 SESSIONS = [f"session-{i}" for i in range(4000)]
