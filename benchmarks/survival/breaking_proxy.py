@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-CHAT, GENERATE = b"/chat/completions", b"/inference/v1/generate"
+CHAT, GENERATE = "/chat/completions", "/inference/v1/generate"
 LATEST = 0.15
 """Seconds after the request at which a connection is cut in the midst, at most."""
 LONGEST_HEAD = 2**16
@@ -53,6 +53,19 @@ def shuffled(breaks: Sequence[Break], chance: random.Random) -> Iterator[Break]:
 
 
 @dataclass(slots=True)
+class Relayed:
+    """An answer whose client left before its end, or that the proxy or the server broke."""
+
+    path: str
+    dealt: Break | None
+    left_after: int | None
+    """The bytes that had come when the client left; None if it stayed."""
+    was_reset: bool
+    """By the server."""
+    answer: bytes
+
+
+@dataclass(slots=True)
 class BreakingProxy:
     """Open it with `async with`; `url` is valid inside."""
 
@@ -68,6 +81,7 @@ class BreakingProxy:
     whole: set[str] = field(default_factory=set)
     """The texts of the chat answers whose last byte the server has handed over."""
     broken: Counter[Break] = field(default_factory=Counter)
+    unusual: list[Relayed] = field(default_factory=list)
     _listening: asyncio.Server | None = None
     _serving: "set[asyncio.Task[None]]" = field(default_factory=set)
 
@@ -96,19 +110,19 @@ class BreakingProxy:
             length = LENGTH.search(head)
             body = await reader.readexactly(int(length[1])) if length else b""
             request = CONNECTION.sub(b"", head)[:-2] + b"Connection: close\r\n\r\n" + body
-            path = head.split(b" ", 2)[1]
+            path = head.split(b" ", 2)[1].decode()
             is_broken = path.endswith((CHAT, GENERATE)) and self.chance.random() < self.share
             dealt = next(self.breaks) if is_broken else None
             if dealt is not None:
                 self.broken[dealt] += 1
-            await self._answer(request, dealt, path.endswith(CHAT), reader, writer)
+            await self._answer(request, path, dealt, reader, writer)
         writer.close()
 
     async def _answer(
         self,
         request: bytes,
+        path: str,
         dealt: Break | None,
-        is_chat: bool,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -118,8 +132,13 @@ class BreakingProxy:
         if dealt is Break.REFUSED:
             writer.write(REFUSAL)
             return
-        answer = await self._relay(request, dealt, reader, writer)
-        if is_chat and (text := text_of(body_of(answer))) is not None:
+        relayed = Relayed(path, dealt, None, False, b"")
+        await self._relay(request, relayed, reader, writer)
+        answer = relayed.answer
+        has_left = relayed.left_after is not None and relayed.left_after < len(answer)
+        if dealt is not None or relayed.was_reset or has_left:
+            self.unusual.append(relayed)
+        if path.endswith(CHAT) and (text := text_of(body_of(answer))) is not None:
             self.whole.add(text)
         if dealt is Break.AFTER:
             writer.transport.abort()
@@ -130,27 +149,31 @@ class BreakingProxy:
             writer.write(answer)
 
     async def _relay(
-        self, request: bytes, dealt: Break | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bytes:
-        """All that came from the server. It is passed on, unless it is to be kept back."""
+        self, request: bytes, relayed: Relayed, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Reads all that comes from the server. It is passed on, unless it is to be kept back."""
         address = urlsplit(self.server)
         from_server, to_server = await asyncio.open_connection(address.hostname, address.port)
         to_server.write(request)
+        dealt, answer, kept = relayed.dealt, bytearray(), b""
 
         def leave() -> None:
+            relayed.left_after = len(answer)
             if not to_server.is_closing():
                 to_server.write_eof()
+
+        def left(_: "asyncio.Task[bytes]") -> None:
+            leave()
 
         def cut() -> None:
             writer.transport.abort()
             leave()
 
         leaving = asyncio.create_task(reader.read(1))  # ends when the client leaves
-        leaving.add_done_callback(lambda _: leave())
+        leaving.add_done_callback(left)
         cutting = asyncio.get_running_loop().call_later(self.chance.uniform(0, LATEST), cut)
         if dealt is not Break.MIDST:
             cutting.cancel()
-        answer, kept = bytearray(), b""
         try:
             while data := await from_server.read(LONGEST_HEAD):
                 answer += data
@@ -158,11 +181,14 @@ class BreakingProxy:
                     kept, data = data, kept
                 if dealt not in (Break.FAILED, Break.HELD) and not writer.is_closing():
                     writer.write(data)
+        except ConnectionResetError:
+            relayed.was_reset = True
         finally:
             cutting.cancel()
+            leaving.remove_done_callback(left)
             leaving.cancel()
             to_server.close()
-        return bytes(answer)
+            relayed.answer = bytes(answer)
 
 
 def body_of(answer: bytes) -> bytes:

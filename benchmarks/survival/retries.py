@@ -106,6 +106,11 @@ async def _run(rollouts: int, *, has_keys: bool) -> dict[str, float]:
         Counter(text for texts in trained.values() for text in texts),
         set().union(*(proxy.whole for proxy in to_gateways)),
     )
+    gateways = [relayed for proxy in to_gateways for relayed in proxy.unusual]
+    for uid in [uid for uid, texts in trained.items() if Counter(texts) != Counter(agents.read[uid])]:
+        print(f"{name}: {uid}: read {agents.read[uid]}, trained {trained[uid]}")
+        for relayed in [relayed for relayed in gateways if uid in relayed.path]:
+            print(f"  {relayed}")
     counted = {"broken": broken.total(), "asked": agents.asked, "unanswered": agents.unanswered}
     return compared.figures(name) | {f"{name}_{figure}": value for figure, value in counted.items()}
 

@@ -60,11 +60,12 @@ class FramedChild:
             kill_group(self._process)
 
     async def wait(self) -> int:
-        """Its exit code, after it has ended."""
+        """The exit code of the child, after it has ended."""
         return await in_thread(self._process.wait)
 
     async def end(self, grace: float) -> int:
-        """Its exit code; if it does not end within `grace` seconds, it is killed. What it started is killed."""
+        """Waits for the exit code; if the child does not end within `grace` seconds, it is killed. What it started
+        is killed."""
         if self._process.returncode is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace):

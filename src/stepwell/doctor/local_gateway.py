@@ -169,8 +169,8 @@ class LocalGateway:
             return (), str(failure)
 
     async def _end(self, trajectory: TrajectoryRef) -> tuple[Step, ...]:
-        """Its steps, all of which are in the pool when it is complete. With a reward, the pool also keeps a trajectory
-        whose steps are all quarantined."""
+        """Completes the trajectory, and returns its steps, all of which are in the pool then. With a reward, the pool
+        also keeps a trajectory whose steps are all quarantined."""
         await self._post(_base(trajectory) + "complete_trajectory", {"reward": 0.0})
         return tuple(unpack(await self._pool.read([(trajectory.trajectory_uid, trajectory.prompt_uid)]), copy=False))
 

@@ -53,7 +53,7 @@ class EngineDirectory(Protocol):
         """The newest that the pool has reported; None before its first answer."""
 
     async def serving_after(self, seen: Serving | None) -> Serving:
-        """As soon as the pool reports another than `seen`."""
+        """Waits until the pool reports another than `seen`."""
 
     async def change_engines(self, *, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
         """Engines join and leave, for all gateways and trainers."""

@@ -35,11 +35,11 @@ LISTS = {column.packed: LIST_CLASSES[column.kind] for column in SCALAR_COLUMNS i
 """The lists that are sent as JSON, with the classes that their values have there."""
 TEXTS = tuple(name for name, classes in LISTS.items() if classes == {str})
 END = "\0"
-"""Between texts that are sent end to end."""
+"""The mark between texts that are sent end to end."""
 SPAN = np.dtype("<i8")
 """The dtype of the three numbers of a VersionSpan."""
 ALIKE = "*"
-"""What follows the name of a column whose texts are all the same."""
+"""The suffix of the name of a column whose texts are all the same."""
 SHORT = sorted(
     [
         *((column.packed, np.dtype(DTYPES[column.kind])) for column in SCALAR_COLUMNS if column.kind in DTYPES),
@@ -144,7 +144,7 @@ def _nones(values: list[Any]) -> int:
 
 
 def read_json(raw: Any) -> dict[str, Any]:
-    """What orjson has written it can read; it reads other integers beyond 64 bits as floats."""
+    """Reads what orjson has written; it reads other integers beyond 64 bits as floats."""
     import orjson
 
     value = raw if type(raw) is dict else orjson.loads(raw) if type(raw) is bytes else json.loads(raw)

@@ -1,4 +1,4 @@
-"""What several kinds of batches and lists of engines have in common, as trainers use it."""
+"""The parts of batches and engine lists that trainers use, as Protocols."""
 
 from collections.abc import Sequence
 from typing import Protocol
