@@ -131,7 +131,7 @@ async def test_nothing_is_lost_or_doubled_while_the_pool_is_away_or_loses_answer
 
 async def test_a_wrong_key_is_an_end_in_words() -> None:
     async with atropos_server(LocalPool()) as url, training(url):
-        with pytest.raises(RolloutServerRefused, match="this needs a key with the role door, or a control key"):
+        with pytest.raises(RolloutServerRefused, match="this needs a key with the role environment, or a control key"):
             await lifecycle.serve(counting(url, rollout_server_key="another"))
 
 
