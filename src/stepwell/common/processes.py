@@ -13,6 +13,7 @@
 import asyncio
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,6 +34,9 @@ from stepwell.errors import NotReady
 
 log = logging.getLogger("stepwell.agents")
 
+UNGIVEN_PORTS = (26_000, 32_000)
+"""Above the ports of Ray's workers, below those that systems give to connections."""
+PORT_TRIES = 100
 CHUNK = 2**16
 LONGEST_LINE = 2**16
 """Bytes; the rest of a longer line is dropped."""
@@ -300,8 +304,11 @@ def kill_marked(name: str, value: str, *, timeout: float = 5.0) -> None:
 
 
 def free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])
+    """A port that is free now, and that no connection gets from the system before a child listens there."""
+    for port in random.sample(range(*UNGIVEN_PORTS), k=PORT_TRIES):
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    raise NotReady(f"{PORT_TRIES} ports of {host} were tried, and none is free; give one by --port")
 
 
 def last_lines(log_file: Path, count: int) -> str:

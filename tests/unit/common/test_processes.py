@@ -1,11 +1,14 @@
 import asyncio
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from stepwell.common.processes import CommandFailed, end_group, exit_text, kill_marked, run_command
+from stepwell.common import processes
+from stepwell.common.processes import CommandFailed, end_group, exit_text, free_port, kill_marked, run_command
+from stepwell.errors import NotReady
 from tests.rig.waiting import until, wait_until
 
 STUBBORN = """
@@ -100,3 +103,21 @@ def test_processes_with_a_mark_are_killed_also_in_sessions_of_their_own_and_no_o
         assert other.poll() is None
     finally:
         end_group(other, timeout=0.1)
+
+
+def test_a_free_port_is_none_that_a_connection_gets_before_a_child_listens_there() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+
+    ports = {free_port("127.0.0.1") for _ in range(50)}
+
+    assert not [port for port in ports if first <= port <= last]
+    assert len(ports) > 40, "two children that start at once seldom get the same"
+
+
+def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(processes, "UNGIVEN_PORTS", (port, port + 1))
+        monkeypatch.setattr(processes, "PORT_TRIES", 1)
+        with pytest.raises(NotReady, match="none is free"):
+            free_port("127.0.0.1")
