@@ -41,6 +41,7 @@ from stepwell.gateway.unrecorded_calls import (
     as_uncaptured,
     as_unrecorded,
 )
+from stepwell.pool.api.calls import Repeats
 from stepwell.pool.api.policy import ChannelPolicy
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import session_id_of
@@ -334,12 +335,14 @@ class AgentCalls:
                 self.metrics.calls_joined[flight.kind].inc()
                 shared.listeners += 1
                 try:
+                    if flight.headers.repeats is Repeats.ALL:
+                        await self.answers.book.given_again(flight.announcement(shared.uid))
                     await self._while_wanted(flight, client, flight.writer.follow(shared), task.cancel)
                 finally:
                     shared.leave()
             else:
                 shared = self.deduplicator.lead(key, task.cancel, caller)
-                shared.sighting = sighting
+                shared.sighting, shared.uid = sighting, flight.pending.uid
                 flight.writer.share(shared)
                 try:
                     await self._while_wanted(flight, client, self.answers.answer(flight), shared.leave)

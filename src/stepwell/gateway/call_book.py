@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stepwell.pool.api.calls import CallBegun, HeldCalls
 from stepwell.pool.client import PoolClient
@@ -43,11 +44,22 @@ class CallBook:
         """The times since when the end of an answer waits, by uid."""
         self._missed = 0
         """Announcements that the pool has not taken, of a call or of its end, and unannounced answers."""
-        self._ending: set[asyncio.Task[None]] = set()
+        self._telling: set[asyncio.Task[Any]] = set()
 
     def begin(self, begun: CallBegun) -> None:
         """An engine is asked."""
         self._calls[begun.uid] = BookedCall(begun, asyncio.create_task(self._announce(begun)))
+
+    async def given_again(self, begun: CallBegun) -> None:
+        """Waits until the pool knows that an answer is given once more, so that no later try passes for the one that
+        was read. While the pool is away, it does not wait."""
+        if self._is_away():
+            return
+        announcing = asyncio.create_task(self._announce(begun))
+        self._telling.add(announcing)
+        announcing.add_done_callback(self._telling.discard)
+        self._pool.hurry()
+        await asyncio.wait({announcing}, timeout=self._announce_wait)
 
     async def announced(self, uid: str) -> None:
         """Waits, before the end of an answer, until its call is announced."""
@@ -116,8 +128,8 @@ class CallBook:
         booked = self._calls.pop(uid, None)
         if booked is not None:
             ending = asyncio.create_task(self._tell_end(booked.begun, is_lost))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._telling.add(ending)
+            ending.add_done_callback(self._telling.discard)
 
     async def _tell_end(self, begun: CallBegun, is_lost: bool) -> None:
         try:

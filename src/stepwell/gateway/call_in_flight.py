@@ -70,12 +70,13 @@ class CallInFlight:
     def is_recorded(self) -> bool:
         return self.pending.trajectory_uid != ""
 
-    def announcement(self) -> CallBegun:
+    def announcement(self, uid: str = "") -> CallBegun:
+        """The call itself, or that it is given the answer of the call with this uid."""
         step = self.pending
         return CallBegun(
             step.trajectory_uid,
             step.prompt_uid,
-            step.uid,
+            uid or step.uid,
             key=self.key,
             repeats=self.headers.repeats,
             began_at=step.started_at,

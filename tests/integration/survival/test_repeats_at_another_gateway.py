@@ -77,6 +77,31 @@ async def test_calls_with_one_key_at_two_gateways_are_one_step(two_gateways: Two
     assert await two_gateways.trained(path) == [read]
 
 
+@streamed_or_not
+@pytest.mark.parametrize("gateways", [(0, 1, 0), (0, 1, 0, 1), (0, 0, 1), (0, 1, 1, 0)])
+async def test_of_answers_with_one_key_the_one_that_was_given_last_is_trained(
+    two_gateways: TwoGateways, stream: bool, gateways: tuple[int, ...]
+) -> None:
+    """All but the last were lost on their way. A gateway gives the answer that it has given before."""
+    path = await two_gateways.open()
+    given = [(await two_gateways.ask(gateway, path, KEY | RETRY, stream=stream))[1] for gateway in gateways]
+    assert len(set(given)) == 2
+    assert await two_gateways.trained(path) == given[-1:]
+
+
+@streamed_or_not
+async def test_an_answer_that_is_given_again_after_a_try_that_failed_elsewhere_is_trained(
+    two_gateways: TwoGateways, engine: FakeEngine, stream: bool
+) -> None:
+    path = await two_gateways.open()
+    _, given = await two_gateways.ask(0, path, KEY, stream=stream)
+    engine.faults = Faults(error_status=400)
+    assert await two_gateways.ask(1, path, KEY | RETRY, stream=stream) == (400, None)
+    engine.faults = Faults(ignore_seed=True)
+    assert await two_gateways.ask(0, path, KEY | RETRY, stream=stream) == (200, given)
+    assert await two_gateways.trained(path) == [given]
+
+
 async def test_the_same_key_in_two_rollouts_is_two_steps(two_gateways: TwoGateways) -> None:
     for gateway in range(2):
         path = await two_gateways.open()

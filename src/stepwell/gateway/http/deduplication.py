@@ -48,6 +48,8 @@ class SharedResponse:
     """The caller whose call is answered."""
     kept_until: float = 0.0
     sighting: Sighting | None = None
+    uid: str = ""
+    """The uid of the call that is answered."""
     _parts: list[tuple[bytes, bool]] = field(default_factory=list)
     _news: "asyncio.Future[None] | None" = None
 

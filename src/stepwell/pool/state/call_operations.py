@@ -3,6 +3,8 @@
 - A call is open from its announcement until its step arrives, or its gateway says that none will.
 - The open calls of a gateway that died are lost, unless the same was asked again since. A step that arrives later is
   lost no more.
+- Of calls with one key, the agent has read at most the answer that it was given last: a gateway that gives the answer
+  of an earlier call again says so, as if that one had been asked again.
 - A rollout with a lost call is incomplete: its steps are marked, so that no trainer gets them.
 """
 
@@ -11,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from stepwell.pool.api.calls import CallBegun, Repeats
+from stepwell.pool.api.producing import READ
 from stepwell.pool.state.mark_operations import MarkOperations
 from stepwell.pool.state.records import AskedCall, OpenCalls, Trajectory
 from stepwell.steps.step_filter import UNSEEN
@@ -30,17 +33,22 @@ class CallOperations(MarkOperations):
             return
         calls = trajectory.calls = trajectory.calls or OpenCalls()
         asked = calls.asked[call.key] if call.key else []
-        if not any(other.uid == call.uid for other in asked):
-            own = AskedCall(call.began_at, call.uid, call.repeats is Repeats.ALL)
+        own = AskedCall(call.began_at, call.uid, call.repeats is Repeats.ALL)
+        is_given_again = any(other.uid == call.uid for other in asked)
+        if own not in asked:
             place = bisect(asked, own.began_at, key=attrgetter("began_at"))
-            lost = {uid for _, uid in trajectory.lost_calls}
-            if call.repeats is not Repeats.NONE:
-                repeated = [one.uid for one in asked[:place] if own.replaces_all or one.uid in lost]
-                self._replace_calls(trajectory, repeated)
-            if any(later.replaces_all for later in asked[place:]):
-                self._replace_calls(trajectory, [own.uid])
+            earlier, later = asked[:place], asked[place:]
+            lost, asked_later = {uid for _, uid in trajectory.lost_calls}, {one.uid for one in (own, *later)}
+            was_replaced = calls.is_replaced(call.uid)
             asked.insert(place, own)
-        if call.uid not in trajectory.steps:
+            if call.repeats is not Repeats.NONE:
+                repeated = [one.uid for one in earlier if own.replaces_all or one.uid in lost]
+                self._replace_calls(trajectory, [uid for uid in repeated if uid not in asked_later])
+            if calls.is_replaced(call.uid):
+                self._replace_calls(trajectory, [own.uid])
+            elif was_replaced:
+                self.mark_steps(trajectory, [own.uid], READ)
+        if not is_given_again and call.uid not in trajectory.steps:
             calls.gateways[call.uid] = call.gateway
 
     def end_call(self, trajectory_uid: str, uid: str, *, is_lost: bool) -> None:
@@ -101,7 +109,7 @@ class CallOperations(MarkOperations):
     def _replace_calls(self, trajectory: Trajectory, uids: Sequence[str]) -> None:
         """The same was asked again, so nobody read their answers: nothing is missing without them."""
         if uids:
-            self.mark_steps(trajectory, uids, UNSEEN)
+            self.mark_steps(trajectory, uids, UNSEEN, over=READ)
             self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost[1] not in uids})
 
     def _set_lost(self, trajectory: Trajectory, lost: Iterable[tuple[str, str]]) -> None:

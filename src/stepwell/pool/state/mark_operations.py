@@ -32,11 +32,14 @@ MOST_EARLY = 1_000
 
 
 class MarkOperations(StateBase):
-    def mark_steps(self, trajectory: Trajectory, uids: Collection[str], name: str) -> None:
-        """Of a trajectory that is at home."""
+    def mark_steps(self, trajectory: Trajectory, uids: Collection[str], name: str, *, over: str = "") -> None:
+        """Marks steps of a trajectory that is at home. The mark counts more than that of `over`, whatever their ranks.
+        An answer that its agent has asked for again since is not read by what is told late of an earlier try."""
         for uid in uids:
             known = trajectory.marks.get(uid)
-            if known is not None and RANKS.index(known[0]) >= RANKS.index(name):
+            if known is not None and known[0] != over and RANKS.index(known[0]) >= RANKS.index(name):
+                continue
+            if name == READ and trajectory.calls is not None and trajectory.calls.is_replaced(uid):
                 continue
             step = trajectory.steps.get(uid)
             if step is not None and (step.shipped or step.lease is not None):

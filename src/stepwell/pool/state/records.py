@@ -74,6 +74,14 @@ class OpenCalls:
     asked: defaultdict[str, list[AskedCall]] = field(default_factory=lambda: defaultdict(list))
     """By key: all calls, ended ones too, in the order in which they began."""
 
+    def is_replaced(self, uid: str) -> bool:
+        """Whether its agent has asked again since it was given this answer last."""
+        for calls in self.asked.values():
+            at = max((place for place, asked in enumerate(calls) if asked.uid == uid), default=len(calls))
+            if any(later.replaces_all for later in calls[at + 1 :]):
+                return True
+        return False
+
     def is_asked_again(self, uid: str) -> bool:
         return any(uid == asked.uid for calls in self.asked.values() for asked in calls[:-1])
 
