@@ -54,7 +54,7 @@ def shuffled(breaks: Sequence[Break], chance: random.Random) -> Iterator[Break]:
 
 @dataclass(slots=True)
 class Relayed:
-    """An answer whose client left before its end, or that the proxy or the server broke."""
+    """An answer that did not come to its end, or that the proxy broke."""
 
     path: str
     dealt: Break | None
@@ -135,11 +135,11 @@ class BreakingProxy:
         relayed = Relayed(path, dealt, None, False, b"")
         await self._relay(request, relayed, reader, writer)
         answer = relayed.answer
-        has_left = relayed.left_after is not None and relayed.left_after < len(answer)
-        if dealt is not None or relayed.was_reset or has_left:
-            self.unusual.append(relayed)
-        if path.endswith(CHAT) and (text := text_of(body_of(answer))) is not None:
+        text = text_of(body_of(answer)) if path.endswith(CHAT) else None
+        if text is not None:
             self.whole.add(text)
+        if dealt is not None or text is None:
+            self.unusual.append(relayed)
         if dealt is Break.AFTER:
             writer.transport.abort()
         elif dealt is Break.FAILED:

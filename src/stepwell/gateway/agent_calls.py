@@ -358,8 +358,7 @@ class AgentCalls:
         if sighting.uids and not sighting.is_read:
             writer = flight.writer
             was_sent = writer.is_sent and sighting.is_whole and not flight.is_abandoned
-            is_read = flight.has_shown_end or (was_sent and await is_handed_over(writer.handover))
-            sighting.note(is_read=is_read)
+            sighting.note(is_read=was_sent and await is_handed_over(writer.handover))
 
     async def _while_wanted(
         self, flight: CallInFlight, client: Client, answering: Coroutine[Any, Any, None], leave: Callable[[], object]

@@ -57,8 +57,6 @@ class CallInFlight:
     is_abandoned: bool = False
     """The client left, and no other client waits for the answer."""
     is_over: bool = False
-    has_shown_end: bool = False
-    """The finish_reasons of a stream were sent while its client was there, which may leave without its last event."""
     engine: str = ""
     """The address of the engine that answered."""
     prompt_tokens: int = 0

@@ -149,17 +149,17 @@ class EngineAnswers:
         call = flight.call
         answer = ChoicesStream(reply.engine.kind, keep_ids=call.wants.ids)
         try:
-            await _pass_on(answer, reply, flight)
+            end = await _pass_on(answer, reply, flight)
             if not answer.is_whole:
                 raise EngineUnavailable(f"the engine {reply.engine.address} broke off in mid-answer")
-            choices, usage, rest = answer.sampled(), answer.usage, b""
+            choices, usage, rest = answer.sampled(), answer.usage, end
             if answer.error is not None:
-                rest = flight.stream.fail(call.dialect.error(describe_stream_error(answer.error)))
+                rest += flight.stream.fail(call.dialect.error(describe_stream_error(answer.error)))
             elif answer.is_aborted:
                 self.metrics.calls_continued[flight.kind].inc()
                 chunks, choices = await self.continuation.stream(call, answer, await reply.version())
                 answer.note_rest(chunks)
-                rest, usage = b"".join(map(flight.stream.chunk, chunks)), NO_USAGE
+                rest, usage = end + b"".join(map(flight.stream.chunk, chunks)), NO_USAGE
         except (asyncio.CancelledError, EngineUnavailable):
             by_agent = flight.is_abandoned and answer.error is None
             await self._record_cut_short(flight, reply, answer.sampled(), by_agent=by_agent)
@@ -252,22 +252,26 @@ class EngineAnswers:
         await flight.fail(error)
 
 
-async def _pass_on(answer: ChoicesStream, reply: EngineReply, flight: CallInFlight) -> None:
-    """Pass events on until the engine sends [DONE] or closes the stream."""
+async def _pass_on(answer: ChoicesStream, reply: EngineReply, flight: CallInFlight) -> bytes:
+    """Passes events on until the engine sends [DONE] or closes the stream. Returns the events from the finish_reason
+    on, which are the end of the answer: some clients leave there."""
     events, write_chunk, write = EventReader(), flight.stream.chunk, flight.writer.write
+    end: list[bytes] = []
     while not answer.done:
         data = await reply.next_bytes()
-        out = []
+        out: list[bytes] = []
         for payload in events.feed(data) if data else events.end():
             chunk = answer.read(payload)
+            if not answer.is_whole:  # also where another choice has only begun
+                out += end
+                end.clear()
             if chunk is not None:
-                out.append(write_chunk(chunk))
+                (end if answer.is_whole else out).append(write_chunk(chunk))
         if joined := b"".join(out):
-            shows_end = answer.is_whole and not answer.is_aborted and flight.writer.is_open()
             await write(joined)
-            flight.has_shown_end |= shows_end
         if not data:
-            return
+            break
+    return b"".join(end)
 
 
 async def _read_to_end(reply: EngineReply) -> None:

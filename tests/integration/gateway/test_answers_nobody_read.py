@@ -18,6 +18,7 @@ from stepwell.common.bounded_http import BoundedHttp
 from stepwell.errors import BadRequest
 from stepwell.gateway.app import GatewayLimits
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import unpack
@@ -109,6 +110,24 @@ async def test_a_client_that_leaves_at_the_finish_reason_has_read_its_answer(
         hang_up(connection)
         await until(lambda: engine.in_flight == 0, "the engine to be free")
     assert await kinds(agent, pool) == [""] * 5
+
+
+async def test_a_client_gets_no_finish_reason_before_the_end_and_has_not_read_an_answer_without_it(
+    agent: Agent, pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end waits until the pool knows of the call."""
+    announced = asyncio.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(CallBook, "announced", lambda *_: announced.wait())
+        connection = open_socket(agent, stream=True)
+        await read_until(connection, b"content")
+        await until(lambda: engine.in_flight == 0, "the engine to be free")
+        with suppress(BlockingIOError):
+            assert b'"finish_reason":"' not in connection.recv(65_536)
+        hang_up(connection)
+        await until(lambda: pool.rules.stats().marked == {"unseen": 1}, "the mark")
+    await agent.ask(stream=True)
+    assert await kinds(agent, pool) == ["unseen", ""]
 
 
 @streamed_or_not
