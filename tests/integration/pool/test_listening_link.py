@@ -89,6 +89,18 @@ async def test_calls_are_repeated_after_the_links_process_was_killed(
     await link.close()
 
 
+async def test_a_link_that_is_closed_leaves_no_connection_open(listening_link: ServedLink) -> None:
+    link = link_client(listening_link)
+    await asyncio.to_thread(link.start)
+    link.keep_running()
+    await until(lambda: link.starts == 1, "the connection that is kept")
+    assert link._writer is not None
+    connection = link._writer.get_extra_info("socket")
+    assert connection.fileno() >= 0
+    await link.close()
+    assert connection.fileno() == -1
+
+
 async def test_a_link_that_is_killed_frees_its_port_although_clients_are_connected(
     listening_link: ServedLink,
 ) -> None:

@@ -42,6 +42,8 @@ FIRST_STATE_TIMEOUT = 60.0
 SILENCE = 20.0
 """Seconds without a word after which a link is killed. On a busy machine, importing Ray takes some of them."""
 RESTART_PAUSES = Backoff(first=1.0, longest=1.0)
+CLOSE_TIMEOUT = 2.0
+"""Seconds in which the other side of a connection must agree that it is closed."""
 HEADLESS_TIMEOUT = 1.0
 """Seconds that a call takes at most while Ray's head is away: an actor that runs answers, for another one Ray waits."""
 
@@ -211,9 +213,12 @@ class LinkClient:
             self._keeping = asyncio.create_task(self._keep_running())
 
     async def close(self) -> None:
+        writer = self._writer
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
+        if writer is not None:
+            await _closed(writer)
         self._ends.close()
 
     async def _keep_running(self) -> None:
@@ -299,6 +304,16 @@ class SharedLink(LinkClient):
 
     def __init__(self, path: str, *, silence: float = SILENCE) -> None:
         super().__init__(SharedLinkProcess(path), silence=silence)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """Waits until a connection is closed: over TLS, both sides say so first."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await writer.wait_closed()
+    except (OSError, TimeoutError):
+        writer.transport.abort()
+        await asyncio.sleep(0)  # the transport closes its socket in the next round of the event loop
 
 
 def _settle(answer: asyncio.Future[Any], packed: PackedMessage) -> None:
