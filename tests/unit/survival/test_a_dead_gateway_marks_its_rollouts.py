@@ -143,15 +143,16 @@ async def test_a_step_that_comes_after_all_is_missed_no_more(shard: ShardService
     assert kinds(shard) == [None, None]
 
 
+@pytest.mark.parametrize("key", ["", "same"])
 async def test_a_gateway_that_was_only_cut_off_tells_its_calls_and_they_are_lost_no_more(
-    shard: ShardService, clock: PoolClock
+    shard: ShardService, clock: PoolClock, key: str
 ) -> None:
-    await call(shard, "held", "b")
+    await call(shard, "held", "b", key)
     await call(shard, "over", "b")
     await die(shard, clock)
     assert sorted(lost_calls(shard)) == [("b", "held"), ("b", "over")]
     assert await requested(shard, "b") == [TELL_CALLS]
-    await asked(shard, TellCalls("b", [CallBegun("t", "p", "held", "b")]))
+    await asked(shard, TellCalls("b", [CallBegun("t", "p", "held", "b", key)]))
     assert kinds(shard) == [None]
     await die(shard, clock)
     assert lost_calls(shard) == [("b", "held")]

@@ -34,8 +34,9 @@ class CallOperations(MarkOperations):
         calls = trajectory.calls = trajectory.calls or OpenCalls()
         asked = calls.asked[call.key] if call.key else []
         own = AskedCall(call.began_at, call.uid, call.repeats is Repeats.ALL)
-        is_given_again = any(other.uid == call.uid for other in asked)
-        if own not in asked:
+        is_told_again = own in asked
+        is_given_again = not is_told_again and any(other.uid == call.uid for other in asked)
+        if not is_told_again:
             place = bisect(asked, own.began_at, key=attrgetter("began_at"))
             earlier, later = asked[:place], asked[place:]
             lost, asked_later = {uid for _, uid in trajectory.lost_calls}, {one.uid for one in (own, *later)}
