@@ -34,7 +34,7 @@ from stepwell.errors import NotReady
 
 log = logging.getLogger("stepwell.agents")
 
-UNGIVEN_PORTS = (26_000, 32_000)
+CHILD_PORTS = (26_000, 32_000)
 """Above the ports of Ray's workers, below those that systems give to connections."""
 PORT_TRIES = 100
 CHUNK = 2**16
@@ -305,10 +305,11 @@ def kill_marked(name: str, value: str, *, timeout: float = 5.0) -> None:
 
 def free_port(host: str) -> int:
     """A port that is free now, and that no connection gets from the system before a child listens there."""
-    for port in random.sample(range(*UNGIVEN_PORTS), k=PORT_TRIES):
+    for port in random.sample(range(*CHILD_PORTS), k=PORT_TRIES):
         with suppress(OSError), socket.create_server((host, port)):
             return port
-    raise NotReady(f"{PORT_TRIES} ports of {host} were tried, and none is free; give one by --port")
+    first, end = CHILD_PORTS
+    raise NotReady(f"{PORT_TRIES} of the ports {first} to {end - 1} of {host} were tried, and none is free")
 
 
 def last_lines(log_file: Path, count: int) -> str:
