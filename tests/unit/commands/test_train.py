@@ -5,6 +5,8 @@ from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.threads import in_thread
 from stepwell.commands.processes import StartupScreen
 from stepwell.commands.train import (
     TrainSettings,
@@ -18,8 +20,6 @@ from stepwell.engines.engine import EngineControl
 from stepwell.engines.vllm_control import VllmControl
 from stepwell.errors import BadRequest, NotReady
 from stepwell.trainers.algorithms import AlgorithmKind
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.threads import in_thread
 
 
 def settings(**values: Any) -> TrainSettings:
