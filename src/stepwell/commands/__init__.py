@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "policy set": ("set the policy's version to one that engines have", "policy.run_set"),
     "policy promote": ("give the canary to all sessions", "policy.run_promote"),
     "policy rollback": ("end the canary at once", "policy.run_rollback"),
+    "train": ("train the served model on what agents do", "train.run_train"),
     "export": ("write steps to Parquet, JSONL or a dataset", "export.run_export"),
     "import": ("send exported steps into a running pool", "export.run_import"),
     "forget": ("delete everything of one person, with a receipt", "forget.run_forget"),

@@ -34,8 +34,8 @@ METAVARS: Mapping[str, str] = {
         "CHANNEL=CHOICE": "--sampling",
         "FILE": "--atropos-state --audit-log --config --keys-file --link-ca-file --link-secret-file --receipt "
         "--secret-file --spool --state --tls-cert --tls-key",
-        "FOLDER": "--out --tokenizer-path",
-        "FUNCTION": "--function --redact --reward",
+        "FOLDER": "--model --out --tokenizer-path",
+        "FUNCTION": "--function --redact --reward --validate-with",
         "HASH": "--seen",
         "JSON": "--options",
         "KEY": "--engine-key --key",

@@ -62,7 +62,8 @@ class CheckpointTransfer:
         unfinished = self._folder / UNFINISHED
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        self._copy_other_files(unfinished)
+        if self._like is not None:
+            copy_other_files(self._like, unfinished)
         write_checkpoint(weights, unfinished, self._max_file_bytes)
         shutil.rmtree(self._place, ignore_errors=True)
         rename_folder(unfinished, self._place)
@@ -72,10 +73,12 @@ class CheckpointTransfer:
         for engine in engines:
             engine.load_checkpoint(self._place)
 
-    def _copy_other_files(self, folder: Path) -> None:
-        for file in [] if self._like is None else self._like.iterdir():
-            if file.is_file() and not file.name.endswith(WEIGHT_FILES):
-                shutil.copyfile(file, folder / file.name)
+
+def copy_other_files(like: Path, folder: Path) -> None:
+    """Copies what a model folder has beside its weights: the configuration and the tokenizer."""
+    for file in like.iterdir():
+        if file.is_file() and not file.name.endswith(WEIGHT_FILES):
+            shutil.copyfile(file, folder / file.name)
 
 
 def write_checkpoint(weights: WeightStream, folder: Path, max_file_bytes: int) -> None:
