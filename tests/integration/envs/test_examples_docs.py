@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from stepwell.envs import BaseEnv, Item, cli
+from stepwell.envs import BaseEnv, Item
+from stepwell.envs import base as cli
 from stepwell.envs.distillation import TeacherDistillationEnv, TeacherFlags
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port

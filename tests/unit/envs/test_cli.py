@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataItem
-from stepwell.envs.cli import main
+from stepwell.envs.base import main
 from tests.rig.group_files import read_lines, read_table
 
 
