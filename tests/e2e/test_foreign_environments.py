@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.agents.foreign.tasks_process import CHILD
+from stepwell.agents.foreign import CHILD
 from stepwell.agents.rollout import RolloutCounts
 from stepwell.commands.envs_run import EnvsRunSettings, make_rollouts
 from tests.rig.fake_engine import FakeEngine, Reply

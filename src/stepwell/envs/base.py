@@ -4,6 +4,8 @@
 - Every error of the command line is one line. --help does not import what only a run needs.
 """
 
+# ruff: noqa: T201 - a command line prints
+
 import asyncio
 import logging
 import os
@@ -17,17 +19,23 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell import logs
 from stepwell.common.command_line import FlagParser, fail, failing
-from stepwell.envs.config import as_server_configs
+from stepwell.envs.config import EnvFlags, EnvSettings, ProcessFlags, as_server_configs, read_flags
 from stepwell.envs.environment import Environment
-from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags, read_flags
 from stepwell.errors import StepwellError
+
+log = logging.getLogger("stepwell.envs")
+
+if TYPE_CHECKING:
+    from stepwell.common.tokenizers import Decode
+    from stepwell.envs.loop.progress import ProgressView
+
+FlagsOf: TypeAlias = Callable[["type[Environment]"], type[EnvFlags]]
 
 
 class BaseEnv(Environment):
     @classmethod
     def cli(cls) -> None:
         """The command line: serve, process or evaluate."""
-
         main(cls)
 
     async def env_manager(self) -> None:
@@ -35,19 +43,6 @@ class BaseEnv(Environment):
         from stepwell.envs.loop import lifecycle
 
         await lifecycle.serve(self)
-
-
-# ruff: noqa: T201 - a command line prints
-
-
-log = logging.getLogger("stepwell.envs")
-
-if TYPE_CHECKING:
-    from stepwell.common.tokenizers import Decode
-    from stepwell.envs.environment import Environment
-    from stepwell.envs.loop.progress import ProgressView
-
-FlagsOf: TypeAlias = Callable[["type[Environment]"], type[EnvFlags]]
 
 
 def main(env_class: "type[Environment]", argv: Sequence[str] | None = None) -> None:
@@ -97,8 +92,8 @@ def serve(env: "Environment", settings: EnvSettings, view: "ProgressView") -> No
 
 
 def process(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
+    from stepwell.envs.group_files import PAGE, GroupFolder
     from stepwell.envs.loop import lifecycle
-    from stepwell.envs.output.group_files import PAGE, GroupFolder
 
     assert isinstance(settings.flags, ProcessFlags)
     folder = Path(settings.flags.out)

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.agents.flow import AgentFlow
 from stepwell.agents.outcome import AgentFailure
-from stepwell.agents.rollout import RolloutResult, RolloutStatus
+from stepwell.agents.rollout import AgentFlow, RolloutResult, RolloutStatus
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.agents.foreign.tasks_process import CHILD, TasksProcess
+from stepwell.agents.foreign import CHILD, TasksProcess
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutCounts
 from stepwell.commands.envs_run import EnvsRunSettings, make_rollouts

@@ -16,9 +16,9 @@ import pytest
 from stepwell.atropos.http import MAX_BODY
 from stepwell.atropos.registry import SILENCE, Registry
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataItem
+from stepwell.envs.group_files import group_html
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.loop.progress import EnvProgress
-from stepwell.envs.output.html_page import group_html
 from stepwell.envs.servers import ServerManager
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool

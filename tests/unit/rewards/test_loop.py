@@ -4,8 +4,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards.loop import MOST_HELD, HoldingPace, RewardLoop
 from stepwell.rewards.runner.runner import RewardRunner
+from stepwell.rewards.worker import MOST_HELD, HoldingPace, RewardLoop
 from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.rig.waiting import until

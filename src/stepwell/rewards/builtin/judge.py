@@ -1,5 +1,8 @@
-"""A language model as the judge, over any OpenAI-compatible endpoint: a rubric, some votes, one score from 0 to 1.
+"""Models that judge, over HTTP: a language model with a rubric and votes, or a reward model.
 
+- At most `concurrency` requests to a server are in progress in one event loop. A busy or failing server is asked again,
+  with growing pauses, a bounded number of times.
+- No text that leaves this module contains the server's key.
 - A vote that is missing, ambiguous or off the scale is no vote, and never a 0. With fewer than half of the votes there
   is no score.
 - The judged text stands between markers that its author could not know.
@@ -7,21 +10,117 @@
 
 import asyncio
 import json
+import os
 import re
 import statistics
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import aiohttp
+import orjson
 
+from stepwell.common.retry import Backoff, retry_while_unavailable
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin.answers import answer_of, expected_texts, last_block, without_reasoning
-from stepwell.rewards.builtin.endpoint import Endpoint, Refused
+from stepwell.rewards.builtin.matching import answer_of, expected_texts, last_block, without_reasoning
 from stepwell.rewards.sample import Sample
 from stepwell.steps.step import Json, JsonObject
+
+ATTEMPTS = 4
+BACKOFF = Backoff(first=0.5, longest=30.0, jitter=0.5)
+LONGEST_TEXT = 300
+BUSY = (408, 425, 429)
+JSON = {"Content-Type": "application/json"}
+
+
+class Refused(RewardFailed):
+    """The server refuses this request; a repetition would not help."""
+
+
+class Busy(RewardFailed):
+    """The server may answer a repetition."""
+
+    def __init__(self, text: str, *, pause: float | None = None) -> None:
+        """`pause` is the time in seconds that the server asks the client to wait."""
+        super().__init__(text)
+        self.pause = pause
+
+
+class Endpoint:
+    def __init__(
+        self,
+        url: str,
+        *,
+        key_variable: str | None = None,
+        timeout: float,
+        concurrency: int,
+        backoff: Backoff = BACKOFF,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._key = _key(key_variable)
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._concurrency = concurrency
+        self._backoff = backoff
+        self._limits: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def session(self) -> aiohttp.ClientSession:
+        """The HTTP connections for one sample, used inside `async with`."""
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        return aiohttp.ClientSession(timeout=self._timeout, headers=headers)
+
+    async def post(self, session: aiohttp.ClientSession, path: str, body: JsonObject) -> JsonObject:
+        return await retry_while_unavailable(
+            lambda: self._post_once(session, path, body),
+            Busy,
+            self._backoff,
+            attempts=ATTEMPTS,
+            before_pause=lambda busy, pause: min(max(pause, busy.pause or 0.0), self._backoff.longest),
+        )
+
+    async def _post_once(self, session: aiohttp.ClientSession, path: str, body: JsonObject) -> JsonObject:
+        url = f"{self._url}{path}"
+        limit = self._limits.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._concurrency))
+        try:
+            async with limit, session.post(url, data=orjson.dumps(body), headers=JSON) as reply:
+                return self._read(url, reply, await reply.read())
+        except TimeoutError:
+            raise Busy(f"{url} did not answer within {self._timeout.total:g} s") from None
+        except aiohttp.ClientError as failure:
+            raise Busy(f"{url}: {type(failure).__name__}: {failure}") from None
+
+    def _read(self, url: str, reply: aiohttp.ClientResponse, content: bytes) -> JsonObject:
+        text = f"{url} answered {reply.status}: {self._excerpt(content)}"
+        if reply.status in BUSY or reply.status >= 500:
+            raise Busy(text, pause=_seconds(reply.headers.get("Retry-After")))
+        if reply.status != 200:
+            raise Refused(text)
+        try:
+            read = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            read = None
+        if not isinstance(read, dict):
+            raise RewardFailed(f"{url} answered, but not with a JSON object: {self._excerpt(content)}")
+        return read
+
+    def _excerpt(self, content: bytes) -> str:
+        text = content.decode(errors="replace")
+        return (text.replace(self._key, "(the key)") if self._key else text)[:LONGEST_TEXT]
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise BadRequest(f"the environment variable {variable}, which should hold the server's key, is not set")
+    return os.environ[variable]
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    return float(retry_after) if retry_after and retry_after.isdigit() else None
+
 
 PATH = "/chat/completions"
 
@@ -221,3 +320,55 @@ def _case(sample: Sample, rubric: str, scale: Scale, answer_key: str | None) -> 
         {"role": "system", "content": INSTRUCTIONS.format(rubric=rubric.strip(), mark=mark, scale=scale)},
         {"role": "user", "content": "\n\n".join(f"{name}:\n{mark}\n{text}\n{mark}" for name, text in shown.items())},
     ]
+
+
+def reward_model(
+    *,
+    url: str,
+    model: str,
+    route: Literal["classify", "pooling"] = "classify",
+    label: int | None = None,
+    activation: bool = False,
+    key_variable: str | None = None,
+    timeout: float = 60.0,
+    concurrency: int = 32,
+) -> Callable[[Sample], Awaitable[float]]:
+    """The output of the model's head for the conversation, rendered by the reward model's own chat template.
+
+    `url` is the server's, without a path. A head with several labels needs `label`, the index of the one to use.
+    `activation`: the value after the model's sigmoid or softmax instead of before. If a model scores every token, which
+    only /pooling serves, the last token's value is used.
+    """
+    endpoint = Endpoint(url, key_variable=key_variable, timeout=timeout, concurrency=concurrency)
+
+    async def score(sample: Sample) -> float:
+        body: JsonObject = {"model": model, "messages": _messages(sample), "use_activation": activation}
+        async with endpoint.session() as session:
+            reply = await endpoint.post(session, f"/{route}", body)
+        return _chosen(_outputs(reply, "probs" if route == "classify" else "data"), label)
+
+    return score
+
+
+def _messages(sample: Sample) -> list[Json]:
+    """A prompt that could not be read as messages becomes a message of the user."""
+    return [
+        {"role": "user" if message["role"] == "prompt" else message["role"], "content": message["content"]}
+        for message in sample.messages
+    ]
+
+
+def _outputs(reply: JsonObject, field: str) -> list[Json]:
+    match reply:
+        case {"data": [{**item}]} if isinstance(outputs := item.get(field), list) and outputs:
+            return outputs[-1] if isinstance(outputs[-1], list) else outputs
+    raise RewardFailed(f"the reward model's answer has no data[0].{field}: {str(reply)[:300]}")
+
+
+def _chosen(outputs: list[Json], label: int | None) -> float:
+    if label is None and len(outputs) != 1:
+        raise RewardFailed(f"the reward model returns {len(outputs)} numbers: choose one with 'label'")
+    place = label or 0
+    if not 0 <= place < len(outputs) or not isinstance(number := outputs[place], int | float):
+        raise RewardFailed(f"the reward model returns {len(outputs)} labels, and no number as label {place}")
+    return float(number)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.envs.output.group_files import GroupFolder, GroupTable, rows_of
+from stepwell.envs.group_files import GroupFolder, GroupTable, rows_of
 from stepwell.errors import BadRequest
 from tests.rig.group_files import group_of, read_lines, read_table
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.envs.output.wandb_tracker import RolloutTable, WandbTracker
+from stepwell.envs.tracking import RolloutTable, WandbTracker
 from stepwell.errors import BadRequest
 from tests.rig.waiting import wait_until
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepwell.common.tokenizers import load_tokenizer
-from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
+from stepwell.envs.servers.sequences import TokenizerCache, encoded_turn
 from stepwell.errors import BadRequest, EngineUnavailable
 from tests.rig.chatml import render_chat
 from tests.rig.vocabulary import END_OF_TURN, encode

@@ -4,7 +4,7 @@ import pytest
 
 from stepwell.common.retry import Backoff
 from stepwell.errors import RewardFailed
-from stepwell.rewards.builtin.endpoint import ATTEMPTS, Endpoint
+from stepwell.rewards.builtin.judge import ATTEMPTS, Endpoint
 from stepwell.steps.step import JsonObject
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.fake_engine.faults import Faults

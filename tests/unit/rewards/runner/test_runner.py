@@ -12,8 +12,7 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards.runner.messages import Job
-from stepwell.rewards.runner.output import LONGEST_OUTPUT
+from stepwell.rewards.runner.messages import LONGEST_OUTPUT, Job
 from stepwell.rewards.runner.runner import RewardRunner
 from tests.rig.vocabulary import encode
 from tests.rig.waiting import until, wait_until

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.rewards.builtin.next_state.replies import NextState, Utterance, next_states
+from stepwell.rewards.builtin.next_state_rules import NextState, Utterance, next_states
 from stepwell.rewards.sample import SampleStep
 from tests.rig.chatml import render_chat
 
