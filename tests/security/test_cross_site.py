@@ -10,8 +10,7 @@ import pytest
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import AtroposRoutes, create_atropos
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registries
+from stepwell.atropos.registry import AtroposMetrics, Registries
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
 from tests.rig.atropos.server import TRAINER, join, scored_group, serve_atropos, start_training

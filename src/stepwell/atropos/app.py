@@ -29,8 +29,7 @@ from stepwell.atropos import http
 from stepwell.atropos.batch_delivery import BatchDelivery, DeliveryRequest, read_lease
 from stepwell.atropos.group_intake import GroupIntake, GroupReader
 from stepwell.atropos.http import JSON, AtroposRequest, json_response
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registries, RegistryFile
+from stepwell.atropos.registry import AtroposMetrics, Registries
 from stepwell.common import cross_site
 from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.errors import Forbidden, StepwellError
@@ -154,7 +153,7 @@ class AtroposRoutes:
     async def reset_data(self, channel: str, _: AtroposRequest) -> Response:
         await self._pool.clear(channel)
         self._registries.reset(channel)
-        self._intake.drop(channel)
+        self._intake.latest.pop(channel, None)
         await self._registries.save()
         return Response(b"Reset successful", media_type="text/plain")
 
@@ -208,7 +207,7 @@ def create_atropos(
     hosts: ServedHosts | None = LOOPBACK_HOSTS,
 ) -> "AtroposAsgi":
     """`hosts` are the names by which it may be asked; None: any."""
-    registries = Registries(RegistryFile(state) if state else None, time.monotonic())
+    registries = Registries(state, time.monotonic())
     cross_site_check = cross_site.CrossSiteCheck(hosts, (cross_site.JSON, MEDIA_TYPE.encode()), gets_change=True)
     return AtroposAsgi(pool, RouteGuard(keys, audit), registries, max_body, cross_site_check)
 

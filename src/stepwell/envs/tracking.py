@@ -207,13 +207,16 @@ def write_evaluation(
     *,
     task: str,
     model_name: str | None,
-    seconds: float,
+    start_time: float | None,
+    end_time: float | None,
     generation_parameters: Mapping[str, Any],
-    samples: Sequence[Any],
+    samples: Sequence[Any] | None,
 ) -> None:
+    """metrics.json, and samples.jsonl if there are samples."""
+    end = time.time() if end_time is None else end_time
     general = {
         "model_name": model_name,
-        "total_evaluation_time_seconds": str(seconds),
+        "total_evaluation_time_seconds": str(end - (end if start_time is None else start_time)),
         "generation_parameters": dict(generation_parameters),
     }
     results = {f"atropos|{task}|0": dict(metrics), "all": dict(metrics)}
@@ -325,7 +328,6 @@ class EnvTracking:
             log.warning("an evaluation is not saved: data_dir_to_save_evals is not set")
             return
         task = task_name or f"{self.name}_eval"
-        end = time.time() if end_time is None else end_time
         folder = Path(self.config.data_dir_to_save_evals)
         await asyncio.to_thread(
             write_evaluation,
@@ -333,9 +335,10 @@ class EnvTracking:
             metrics,
             task=task,
             model_name=model_name,
-            seconds=end - (end if start_time is None else start_time),
+            start_time=start_time,
+            end_time=end_time,
             generation_parameters={"max_new_tokens": self.config.max_token_length, **(generation_parameters or {})},
-            samples=samples or (),
+            samples=samples,
         )
         if verbose:
             log.info("evaluation %s: %s; saved in %s", task, dict(metrics), folder)

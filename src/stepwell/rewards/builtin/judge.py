@@ -179,15 +179,15 @@ def judge(
     """
     if votes < 1 or (votes > 1 and temperature == 0):
         raise BadRequest("votes: at least one; more than one needs a temperature above 0, or all would be the same")
-    panel = JudgePanel(
+    limits = Scale(*scale)
+    server = JudgeServer(
         Endpoint(url, key_variable=key_variable, timeout=timeout, concurrency=concurrency),
         {"model": model, "temperature": temperature, "max_tokens": max_tokens},
-        Scale(*scale),
+        vote_format(limits),
     )
 
     async def score(sample: Sample) -> Score:
-        messages = _case(sample, rubric, panel.scale, answer_key)
-        given = await panel.vote(messages, votes)
+        given = await _votes(server, _case(sample, rubric, limits, answer_key), votes, limits)
         middle = (statistics.median if combine == "median" else statistics.fmean)([vote.value for vote in given])
         nearest = min(given, key=lambda vote: abs(vote.value - middle))
         parts = {f"vote {number}": vote.value for number, vote in enumerate(given, start=1)}
@@ -200,6 +200,7 @@ class JudgeServer:
     """Asked for answers of a fixed format. Whether it supports response_format is learnt from the first request."""
 
     def __init__(self, endpoint: Endpoint, options: JsonObject, response_format: JsonObject) -> None:
+        self.session = endpoint.session
         self._endpoint = endpoint
         self._options = options
         self._format = dict(response_format)
@@ -218,27 +219,21 @@ class JudgeServer:
         return await self._endpoint.post(session, PATH, body)
 
 
-class JudgePanel:
-    def __init__(self, endpoint: Endpoint, options: JsonObject, scale: Scale) -> None:
-        self.scale = scale
-        self._endpoint = endpoint
-        self._server = JudgeServer(endpoint, options, vote_format(scale))
+async def _votes(server: JudgeServer, messages: list[Json], count: int, scale: Scale) -> list[Vote]:
+    async with server.session() as session:
 
-    async def vote(self, messages: list[Json], count: int) -> list[Vote]:
-        async with self._endpoint.session() as session:
+        async def one_vote() -> Vote | RewardFailed:
+            try:
+                return read_vote(await server.ask(session, messages), scale)
+            except RewardFailed as failure:
+                return failure
 
-            async def one_vote() -> Vote | RewardFailed:
-                try:
-                    return read_vote(await self._server.ask(session, messages), self.scale)
-                except RewardFailed as failure:
-                    return failure
-
-            results = await asyncio.gather(*(one_vote() for _ in range(count)))
-        votes = [result for result in results if isinstance(result, Vote)]
-        if 2 * len(votes) < count:
-            why = next(result for result in results if isinstance(result, RewardFailed))
-            raise RewardFailed(f"the judge gave {len(votes)} of {count} votes; one of the others failed: {why}")
-        return votes
+        results = await asyncio.gather(*(one_vote() for _ in range(count)))
+    votes = [result for result in results if isinstance(result, Vote)]
+    if 2 * len(votes) < count:
+        why = next(result for result in results if isinstance(result, RewardFailed))
+        raise RewardFailed(f"the judge gave {len(votes)} of {count} votes; one of the others failed: {why}")
+    return votes
 
 
 def vote_format(scale: Scale) -> dict[str, Json]:

@@ -104,7 +104,7 @@ class ModelJudge:
                 f"the judge's template has a place that is none of {', '.join(PLACES)}: {failure}"
             ) from None
         self._template = options.template
-        self._endpoint = Endpoint(
+        endpoint = Endpoint(
             options.url, key_variable=options.key_variable, timeout=options.timeout, concurrency=options.concurrency
         )
         sampling: JsonObject = {
@@ -112,10 +112,8 @@ class ModelJudge:
             "temperature": options.temperature,
             "max_tokens": options.max_tokens,
         }
-        self._server = JudgeServer(self._endpoint, sampling, FORMAT)
-
-    def session(self) -> aiohttp.ClientSession:
-        return self._endpoint.session()
+        self._server = JudgeServer(endpoint, sampling, FORMAT)
+        self.session = endpoint.session
 
     async def judge(self, session: aiohttp.ClientSession, state: NextState) -> Evidence | Abstention:
         message: Json = {"role": "user", "content": self._message(state)}

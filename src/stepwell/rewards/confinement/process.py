@@ -147,10 +147,13 @@ REMOVE_TIMEOUT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    folders: tuple[Path, ...]
+    folders: tuple[Path, ...] = ()
+    """Empty where no group can be made."""
 
     def enter_command(self) -> tuple[str, ...]:
-        """A prefix: the command after it runs in the group."""
+        """A prefix: the command after it runs in the group. Empty if there is none."""
+        if not self.folders:
+            return ()
         groups = " ".join(map(str, self.folders))
         return ("/bin/sh", "-c", ENTER.replace("$STEPWELL_GROUPS", groups), "sh")
 

@@ -83,30 +83,24 @@ class Sandbox:
         limits = {"user": user if self.bubblewrap else None, "rlimits": _rlimits(seconds, memory_mb)}
         arguments = (program, json.dumps(limits), str(channel))
         inherited = [channel] if channel else []
-        cgroup = self.cgroup_parent.make(memory_mb, PROCESSES) if self.cgroup_parent else None
-        enter = cgroup.enter_command() if cgroup else ()
+        cgroup = self.cgroup_parent.make(memory_mb, PROCESSES) if self.cgroup_parent else Cgroup()
         if self.bubblewrap is None:
-            return self._start_plainly(enter, arguments, user, inherited, cgroup)
+            return self._start_plainly(arguments, user, inherited, cgroup)
         python = (*_python(PROGRAMS_FOLDER), *arguments)
         with tempfile.TemporaryFile() as seccomp:
             seccomp.write(filter_program() or b"")
             seccomp.seek(0)
-            command = (*enter, *bubblewrap_command(self.bubblewrap, seccomp=seccomp.fileno()), *python)
+            command = (*cgroup.enter_command(), *bubblewrap_command(self.bubblewrap, seccomp=seccomp.fileno()), *python)
             return ConfinedProcess(
                 command,
                 folder=None,
                 user=None,
                 descriptors=[*inherited, seccomp.fileno()],
-                clean_up=functools.partial(_remove, cgroup),
+                clean_up=cgroup.remove,
             )
 
     def _start_plainly(
-        self,
-        enter: tuple[str, ...],
-        arguments: tuple[str, ...],
-        user: int | None,
-        inherited: list[int],
-        cgroup: Cgroup | None,
+        self, arguments: tuple[str, ...], user: int | None, inherited: list[int], cgroup: Cgroup
     ) -> ConfinedProcess:
         folder = tempfile.TemporaryDirectory(prefix="stepwell-", ignore_cleanup_errors=True)
         programs = Path(candidate.__file__).parent
@@ -116,10 +110,10 @@ class Sandbox:
         def clean_up() -> None:
             if user is not None:
                 _kill_user(user)
-            _remove(cgroup)
+            cgroup.remove()
             folder.cleanup()
 
-        command = (*enter, *_python(str(programs)), *arguments)
+        command = (*cgroup.enter_command(), *_python(str(programs)), *arguments)
         return ConfinedProcess(command, folder=folder.name, user=user, descriptors=inherited, clean_up=clean_up)
 
     def check(self) -> None:
@@ -206,11 +200,6 @@ def _kill_user(user: int) -> None:
     """All processes of a user that only this sandbox has."""
     with suppress(OSError):
         subprocess.run(["/bin/sh", "-c", "kill -KILL -1"], user=user, group=user, extra_groups=[], check=False, env={})
-
-
-def _remove(cgroup: Cgroup | None) -> None:
-    if cgroup is not None:
-        cgroup.remove()
 
 
 def _rlimits(seconds: float, memory_mb: int) -> dict[str, int]:
