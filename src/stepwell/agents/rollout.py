@@ -164,6 +164,8 @@ class RolloutCounts:
         return ", ".join(parts)
 
 
+# -- how it is made ----------------------------------------------------------------------------------------------------
+
 S = TypeVar("S", bound=BaseModel)
 
 NO_REWARDS: Mapping[AgentFailure, float] = MappingProxyType({})

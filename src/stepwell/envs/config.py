@@ -172,6 +172,8 @@ def unknown_settings(section: BaseModel, prefix: str) -> list[str]:
     ]
 
 
+# -- the command line and the file -------------------------------------------------------------------------------------
+
 M = TypeVar("M", bound=BaseModel)
 
 HIDDEN = "***"

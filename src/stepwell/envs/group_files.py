@@ -161,6 +161,8 @@ def _pyarrow() -> tuple[Any, Any]:
     return require("pyarrow", "envs", purpose=what), require("pyarrow.parquet", "envs", purpose=what)
 
 
+# -- the HTML page -----------------------------------------------------------------------------------------------------
+
 HEAD = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -228,7 +230,8 @@ def _content_html(group: Mapping[str, Any], k: int, decode: Decode | None) -> st
     messages = group.get("messages")
     if decode is None and messages:
         return _messages_html(messages[k])
-    return f"<pre>{_tokens_html(group['tokens'][k], group['masks'][k], decode or _as_numbers)}</pre>\n"
+    decode = decode or (lambda tokens: " ".join(map(str, tokens)) + " ")
+    return f"<pre>{_tokens_html(group['tokens'][k], group['masks'][k], decode)}</pre>\n"
 
 
 def _messages_html(messages: Any) -> str:
@@ -257,10 +260,6 @@ def _runs(tokens: Sequence[int], masks: Sequence[int]) -> Iterator[tuple[bool, l
     pairs = zip(tokens, masks, strict=True)
     for is_trained, run in groupby(pairs, key=lambda pair: int(pair[1]) != UNTRAINED):
         yield is_trained, [int(token) for token, _ in run]
-
-
-def _as_numbers(tokens: Sequence[int]) -> str:
-    return " ".join(map(str, tokens)) + " "
 
 
 def _as_text(value: Any) -> str:

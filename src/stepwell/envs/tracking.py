@@ -97,6 +97,8 @@ class FailureCount:
             self._failed_at = self.now()
 
 
+# -- Weights & Biases --------------------------------------------------------------------------------------------------
+
 QUEUE_SIZE = 256
 """Calls of `log` that may wait for wandb."""
 CLOSE_TIMEOUT = 30.0
@@ -130,7 +132,7 @@ class WandbTracker:
         """Calls of `log` that did not fit."""
         self._entries: queue.Queue[WandbEntry | None] = queue.Queue(queue_size)
         self._close_timeout = close_timeout
-        self._load = load or _wandb
+        self._load = load or partial(require, "wandb", "wandb", purpose="use_wandb")
         self._thread: threading.Thread | None = None
         self._failed: set[str] = set()
 
@@ -179,8 +181,12 @@ class WandbTracker:
 
     def _with_tables(self, wandb: Any, metrics: dict[str, Any]) -> dict[str, Any]:
         """A table that cannot be made is left out."""
+
+        def make(table: RolloutTable) -> Any:
+            return wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+
         tables = {name: value for name, value in metrics.items() if isinstance(value, RolloutTable)}
-        made = {name: self._try("table", partial(_table, wandb, table)) for name, table in tables.items()}
+        made = {name: self._try("table", partial(make, table)) for name, table in tables.items()}
         return {name: value for name, value in (metrics | made).items() if name not in tables or value is not None}
 
     def _try(self, what: str, act: Callable[[], Any]) -> Any:
@@ -191,14 +197,6 @@ class WandbTracker:
                 log.warning("wandb (%s) fails; the environment goes on: %s: %s", what, type(failure).__name__, failure)
             self._failed.add(what)
             return None
-
-
-def _table(wandb: Any, table: RolloutTable) -> Any:
-    return wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
-
-
-def _wandb() -> Any:
-    return require("wandb", "wandb", purpose="use_wandb")
 
 
 def write_evaluation(
@@ -225,6 +223,8 @@ def write_evaluation(
     if samples:
         (folder / "samples.jsonl").write_text("".join(f"{json.dumps(sample)}\n" for sample in samples))
 
+
+# -- the hooks ---------------------------------------------------------------------------------------------------------
 
 DURATIONS = {
     "task_duration": "train_perf/task_duration",

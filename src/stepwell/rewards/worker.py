@@ -151,6 +151,8 @@ class RewardLoop:
         self._has_room.set()
 
 
+# -- the actors --------------------------------------------------------------------------------------------------------
+
 START_TIMEOUT = 180.0
 RETRY_PAUSE = 5.0
 """Seconds after which a worker tries again to load its function."""

@@ -15,6 +15,11 @@ from stepwell.envs.scored_data import ScoredDataGroup
 
 log = logging.getLogger("stepwell.envs")
 
+TRIES = 10
+"""Most groups that are begun for each wanted one; if all are dropped, the run ends."""
+POLL = 0.1
+"""Seconds between two checks."""
+
 
 async def serve(env: Environment, view: ProgressView | None = None) -> None:
     """Serves until the training is over, there are no more items, or a signal arrives."""
@@ -89,12 +94,6 @@ def _start_tracking(env: Environment, **run: str | None) -> None:
     if env.config.use_wandb:
         known = set(type(env.config).model_fields) - {"rollout_server_key"}
         env.wandb.start({**run, "config": env.config.model_dump(mode="json", include=known)})
-
-
-TRIES = 10
-"""Most groups that are begun for each wanted one; if all are dropped, the run ends."""
-POLL = 0.1
-"""Seconds between two checks."""
 
 
 class ProcessLoop:

@@ -22,6 +22,13 @@ from stepwell.wire.atropos_calls import EnvRegistered, EnvRegistration, EnvStatu
 
 log = logging.getLogger("stepwell.envs")
 
+LONGEST_PAUSE = 0.5
+"""Seconds between two rounds if no group ends."""
+SHORTEST_PAUSE = 0.05
+"""Seconds between two rounds even if groups end."""
+UNREACHABLE = "the rollout server is away"
+STOPPED = "told to stop"
+
 
 class Membership:
     """Made by `join`."""
@@ -95,14 +102,6 @@ async def _register(env: Environment, server: RolloutServer) -> EnvRegistered:
             group_size=env.config.group_size,
         )
     )
-
-
-LONGEST_PAUSE = 0.5
-"""Seconds between two rounds if no group ends."""
-SHORTEST_PAUSE = 0.05
-"""Seconds between two rounds even if groups end."""
-UNREACHABLE = "the rollout server is away"
-STOPPED = "told to stop"
 
 
 class ServeLoop:

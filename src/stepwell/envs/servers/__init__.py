@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
+R = TypeVar("R")
 ON_POLICY = {"temperature": 1.0, "top_p": 1.0}
+MOST_TRIES = 8
+"""Servers that one call may lose. If it loses more, the cause is not a restart."""
 
 
 class ManagedServer:
@@ -143,10 +146,6 @@ class ManagedServerAdapter:
 
 
 log = logging.getLogger("stepwell.envs")
-
-R = TypeVar("R")
-MOST_TRIES = 8
-"""Servers that one call may lose. If it loses more, the cause is not a restart."""
 
 
 class ServerManager(SamplingCalls):

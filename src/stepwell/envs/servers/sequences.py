@@ -226,6 +226,8 @@ def _logprobs(sequence: TurnSequence) -> list[float] | None:
     return list(logprobs.tolist())
 
 
+# -- servers that return only text -------------------------------------------------------------------------------------
+
 MORE_THAN_TEXT = ("tool_calls", "reasoning", "reasoning_content")
 
 
@@ -319,6 +321,8 @@ def _with_arguments_object(call: Mapping[str, Any]) -> dict[str, Any]:
         function["arguments"] = json.loads(function["arguments"] or "{}")
     return {**call, "function": function}
 
+
+# -- the temperature of a group ----------------------------------------------------------------------------------------
 
 AskedSampling: TypeAlias = tuple[float | None, str | None]
 """The temperature, and why the answer does not represent the policy."""

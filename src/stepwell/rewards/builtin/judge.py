@@ -29,6 +29,8 @@ from stepwell.rewards.builtin.matching import answer_of, expected_texts, last_bl
 from stepwell.rewards.sample import Sample
 from stepwell.steps.step import Json, JsonObject
 
+# -- a server ----------------------------------------------------------------------------------------------------------
+
 ATTEMPTS = 4
 BACKOFF = Backoff(first=0.5, longest=30.0, jitter=0.5)
 LONGEST_TEXT = 300
@@ -121,6 +123,8 @@ def _key(variable: str | None) -> str | None:
 def _seconds(retry_after: str | None) -> float | None:
     return float(retry_after) if retry_after and retry_after.isdigit() else None
 
+
+# -- a language model as the judge -------------------------------------------------------------------------------------
 
 PATH = "/chat/completions"
 
@@ -315,6 +319,9 @@ def _case(sample: Sample, rubric: str, scale: Scale, answer_key: str | None) -> 
         {"role": "system", "content": INSTRUCTIONS.format(rubric=rubric.strip(), mark=mark, scale=scale)},
         {"role": "user", "content": "\n\n".join(f"{name}:\n{mark}\n{text}\n{mark}" for name, text in shown.items())},
     ]
+
+
+# -- a reward model ----------------------------------------------------------------------------------------------------
 
 
 def reward_model(

@@ -106,6 +106,8 @@ def _as_text(sample: Sample, value: object) -> str:
     )
 
 
+# -- the rewards -------------------------------------------------------------------------------------------------------
+
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 WHOLE = r"(?:\d{1,3}(?:,\d{3}){1,12}(?![\d,])|\d+)"
 """The number of groups is bounded, so that the search takes time in proportion to the text."""
@@ -189,12 +191,8 @@ def last_number(text: str) -> float | None:
     numbers = NUMBER.findall(text)
     if not numbers:
         return None
-    numerator, denominator = (_digits(part) for part in numbers[-1])
+    numerator, denominator = (float(part.replace(",", "").replace("−", "-") or 1) for part in numbers[-1])
     return numerator / denominator if denominator else None
-
-
-def _digits(written: str) -> float:
-    return float(written.replace(",", "").replace("−", "-") or 1)
 
 
 def _expected_number(sample: Sample, text: str) -> float:

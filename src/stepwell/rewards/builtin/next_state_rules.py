@@ -145,6 +145,8 @@ def _utterance(message: ChatMessage) -> Utterance:
     )
 
 
+# -- rules -------------------------------------------------------------------------------------------------------------
+
 Find: TypeAlias = Callable[[NextState], str]
 """Gives the text that fits, or an empty one."""
 
@@ -233,7 +235,8 @@ def repeated_request(state: NextState) -> str:
     asked = _normal_words(state.request)
     for text in state.said_by("user"):
         words = _normal_words(text)
-        if min(len(words), len(asked)) >= FEWEST_WORDS and _similarity(words, asked) >= SIMILAR:
+        similarity = SequenceMatcher(None, words, asked, autojunk=False)
+        if min(len(words), len(asked)) >= FEWEST_WORDS and similarity.ratio() >= SIMILAR:
             return text
     return ""
 
@@ -308,7 +311,3 @@ def _hint(text: str, end: int) -> str:
 def _normal_words(text: str) -> list[str]:
     """Chinese characters count as words."""
     return re.findall(r"[a-z0-9']+|[\u4e00-\u9fff]", text.lower())
-
-
-def _similarity(words: list[str], others: list[str]) -> float:
-    return SequenceMatcher(None, words, others, autojunk=False).ratio()

@@ -135,6 +135,8 @@ class ConfinedProcess:
         return bool(chunk) and len(self._output) <= LONGEST_OUTPUT
 
 
+# -- control groups ----------------------------------------------------------------------------------------------------
+
 VARIABLE = "STEPWELL_SANDBOX_CGROUP"
 MOUNT = Path("/sys/fs/cgroup")
 ENTER = 'for group in $STEPWELL_GROUPS; do echo 0 > "$group/cgroup.procs" || exit 1; done; exec "$@"'

@@ -215,6 +215,8 @@ def _rlimits(seconds: float, memory_mb: int) -> dict[str, int]:
     }
 
 
+# -- bubblewrap --------------------------------------------------------------------------------------------------------
+
 PROGRAM = "bwrap"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")

@@ -48,6 +48,8 @@ class Job:
     """Concurrent calls of an async function, over all processes."""
 
 
+# -- the running call --------------------------------------------------------------------------------------------------
+
 NO_CALL = 0
 NUMBER = struct.Struct("<Q")
 
@@ -108,6 +110,8 @@ def track_call(call: Coroutine[Any, Any, T], number: int, slot: RunningCallSlot)
         except BaseException as thrown:  # noqa: BLE001 - passed on to the call
             resume, value = call.throw, thrown
 
+
+# -- the output --------------------------------------------------------------------------------------------------------
 
 LONGEST_OUTPUT = 2_000
 """Characters per call."""
