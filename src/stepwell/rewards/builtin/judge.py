@@ -140,8 +140,8 @@ NUMBER = r"[-+]?\d+(?:\.\d+)?"
 NAMED = re.compile(rf"\b(?:score|rating|grade)\b[\"'*_\s]*(?:is|of|:|=)?[\"'*_\s:]*({NUMBER})", re.IGNORECASE)
 BRACKETED = re.compile(rf"\[\[\s*({NUMBER})\s*\]\]")
 ALONE = re.compile(rf"(?<![\w.])({NUMBER})(?![\w%])")
-LONGEST_REASON = 300
-"""Characters; the limit makes every reply end."""
+REASON: Json = {"type": "string", "maxLength": 300}
+"""The limit makes every reply end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def judge(
     server = JudgeServer(
         Endpoint(url, key_variable=key_variable, timeout=timeout, concurrency=concurrency),
         {"model": model, "temperature": temperature, "max_tokens": max_tokens},
-        vote_format(limits),
+        answer_format("vote", reason=REASON, score={"type": "integer", "minimum": limits.low, "maximum": limits.high}),
     )
 
     async def score(sample: Sample) -> Score:
@@ -240,26 +240,31 @@ async def _votes(server: JudgeServer, messages: list[Json], count: int, scale: S
     return votes
 
 
-def vote_format(scale: Scale) -> dict[str, Json]:
-    """The response_format of a vote, for servers that support it."""
-    schema: dict[str, Json] = {
-        "type": "object",
-        "properties": {
-            "reason": {"type": "string", "maxLength": LONGEST_REASON},
-            "score": {"type": "integer", "minimum": scale.low, "maximum": scale.high},
-        },
-        "required": ["reason", "score"],
-        "additionalProperties": False,
-    }
-    return {"type": "json_schema", "json_schema": {"name": "vote", "strict": True, "schema": schema}}
+def answer_format(name: str, **properties: Json) -> JsonObject:
+    """The response_format of a JSON object with these properties, for servers that support it."""
+    required: list[Json] = [*properties]
+    schema: Json = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": name, "strict": True, "schema": schema}}
+
+
+def mark_for(texts: object) -> str:
+    """A line to put around these texts, which their author could not know."""
+    return f"=== {sha256(repr(texts).encode()).hexdigest()[:12]} ==="
+
+
+def message_of(reply: JsonObject) -> str | None:
+    """The text of a chat completion; None if there is none."""
+    match reply:
+        case {"choices": [{"message": {"content": str(text)}}, *_]}:
+            return text
+    return None
 
 
 def read_vote(reply: JsonObject, scale: Scale) -> Vote:
     """The vote in a chat completion."""
-    match reply:
-        case {"choices": [{"message": {"content": str(text)}}, *_]}:
-            return read_vote_text(text, scale)
-    raise RewardFailed(f"the judge's server sent no message: {str(reply)[:300]}")
+    if (text := message_of(reply)) is None:
+        raise RewardFailed(f"the judge's server sent no message: {str(reply)[:300]}")
+    return read_vote_text(text, scale)
 
 
 def read_vote_text(text: str, scale: Scale) -> Vote:
@@ -314,7 +319,7 @@ def _case(sample: Sample, rubric: str, scale: Scale, answer_key: str | None) -> 
     shown = {"Conversation": "\n\n".join(turns), "Answer": answer}
     if answer_key is not None:
         shown["Expected answer"] = "\nor: ".join(expected_texts(sample, answer_key))
-    mark = f"=== {sha256(repr(shown).encode()).hexdigest()[:12]} ==="
+    mark = mark_for(shown)
     return [
         {"role": "system", "content": INSTRUCTIONS.format(rubric=rubric.strip(), mark=mark, scale=scale)},
         {"role": "user", "content": "\n\n".join(f"{name}:\n{mark}\n{text}\n{mark}" for name, text in shown.items())},

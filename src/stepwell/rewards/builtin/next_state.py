@@ -13,7 +13,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import ClassVar, Literal, TypeAlias
 
 import aiohttp
@@ -21,7 +20,7 @@ from pydantic import ConfigDict
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin.judge import LONGEST_REASON, Endpoint, JudgeServer
+from stepwell.rewards.builtin.judge import REASON, Endpoint, JudgeServer, answer_format, mark_for, message_of
 from stepwell.rewards.builtin.matching import last_block, without_reasoning
 from stepwell.rewards.builtin.next_state_rules import (
     LONGEST_EVIDENCE,
@@ -60,23 +59,7 @@ H is what was wanted instead, if that was said, otherwise an empty text."""
 PLACES = ("request", "reply", "said", "mark")
 LONGEST_SHOWN = 4_000
 """Characters of each text that the judge sees."""
-FORMAT: JsonObject = {
-    "type": "json_schema",
-    "json_schema": {
-        "name": "judgement",
-        "strict": True,
-        "schema": {
-            "type": "object",
-            "properties": {
-                "reason": {"type": "string", "maxLength": LONGEST_REASON},
-                "score": {"type": "integer", "enum": [-1, 0, 1]},
-                "hint": {"type": "string", "maxLength": LONGEST_REASON},
-            },
-            "required": ["reason", "score", "hint"],
-            "additionalProperties": False,
-        },
-    },
-}
+FORMAT = answer_format("judgement", reason=REASON, score={"type": "integer", "enum": [-1, 0, 1]}, hint=REASON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +105,15 @@ class ModelJudge:
     def _message(self, state: NextState) -> str:
         said = "\n\n".join(f"{each.speaker}: {each.text}" for each in state.utterances)
         texts = {"request": state.request, "reply": without_reasoning(state.reply), "said": said}
-        mark = f"=== {sha256(repr(texts).encode()).hexdigest()[:12]} ==="
+        mark = mark_for(texts)
         shown = {name: f"{mark}\n{shortened(text, LONGEST_SHOWN)}\n{mark}" for name, text in texts.items()}
         return self._template.format(mark=mark, **shown)
 
 
 def read_judgement(reply: JsonObject, state: NextState) -> Evidence | Abstention:
-    match reply:
-        case {"choices": [{"message": {"content": str(text)}}, *_]}:
-            conclusion = without_reasoning(text)
-        case _:
-            return Abstention("the judge's server sent no message", is_unreadable=True)
+    if (message := message_of(reply)) is None:
+        return Abstention("the judge's server sent no message", is_unreadable=True)
+    conclusion = without_reasoning(message)
     match _as_json(last_block(conclusion) or conclusion):
         case {"score": (-1 | 0 | 1) as score, **rest} if not isinstance(score, bool) and _are_texts(rest):
             reason, hint = str(rest.get("reason", "")), str(rest.get("hint", ""))

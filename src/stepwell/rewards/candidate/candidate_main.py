@@ -10,12 +10,11 @@ import os
 import sys
 from typing import Any
 
-from stepwell.rewards.candidate.start import prepare
+from stepwell.rewards.candidate.start import prepare, text_of
 from stepwell.rewards.candidate.values import Ended, LineChannel, Unsayable, from_json, to_json
 
 MOST_PRINTED = 100_000
 """Characters that one reply may say were printed; the rest is dropped."""
-LONGEST_TEXT = 300
 
 
 class Candidate:
@@ -90,13 +89,6 @@ def described(failure: BaseException) -> list[Any]:
     texts."""
     name = next(base.__name__ for base in type(failure).__mro__ if base.__module__ == "builtins")
     return [name, to_json([arg if is_sayable(arg) else text_of(arg) for arg in failure.args[:10]])]
-
-
-def text_of(value: Any) -> str:
-    try:
-        return str(value)[:LONGEST_TEXT]
-    except BaseException:  # noqa: BLE001 - its class may be the candidate's
-        return "(its text cannot be shown)"
 
 
 def main() -> None:

@@ -56,11 +56,14 @@ def _limit(kind: int, limit: int) -> None:
 
 
 def failure_text(failure: BaseException) -> str:
+    return f"{type(failure).__name__}: {text_of(failure)}".removesuffix(": ")[:LONGEST_TEXT]
+
+
+def text_of(value: Any) -> str:
     try:
-        text = str(failure)
-    except BaseException:  # noqa: BLE001 - the class of an exception may be the candidate's
-        text = "(its text cannot be shown)"
-    return f"{type(failure).__name__}: {text}".removesuffix(": ")[:LONGEST_TEXT]
+        return str(value)[:LONGEST_TEXT]
+    except BaseException:  # noqa: BLE001 - its class may be the candidate's
+        return "(its text cannot be shown)"
 
 
 def main() -> None:

@@ -34,10 +34,9 @@ from pathlib import Path
 from stepwell.errors import NotReady, RewardFailed
 from stepwell.rewards import candidate
 from stepwell.rewards.candidate.probe_main import UNREADABLE
-from stepwell.rewards.confinement.process import Cgroup, CgroupParent, ConfinedProcess, find_parent
+from stepwell.rewards.confinement.process import MEGABYTE, Cgroup, CgroupParent, ConfinedProcess, find_parent
 from stepwell.rewards.confinement.seccomp import filter_program
 
-MEGABYTE = 2**20
 FILE_BYTES = 16 * MEGABYTE
 PROCESSES = 32
 OPEN_FILES = 64
