@@ -38,7 +38,6 @@ from stepwell.wire.openai import Upstream, read_choices, read_object
 
 __all__ = ["ManagedServer", "ManagedServerAdapter", "SequenceNode", "ServerManager"]
 
-
 if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
