@@ -1,4 +1,4 @@
-"""What an environment counts and logs: failures, rollouts, lengths, durations, evaluations, and their way to W&B.
+"""The failures, rollouts, lengths, durations and evaluations of an environment: counted, logged, and sent to W&B.
 
 - The methods of EnvTracking are hooks that authors override. The names of metrics and attributes are Atropos', so that
   dashboards and subclasses written for it go on.

@@ -1,4 +1,4 @@
-"""What a worker and its children share: the Job, the number of the running call, and the output of the function.
+"""The state that a worker and its children share: the Job, the number of the running call, the output of the function.
 
 - Messages are frames of common/child.py, first the Job. Samples go to the child as pickles. A child runs untrusted
   code, so its replies are JSON.
