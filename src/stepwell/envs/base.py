@@ -27,7 +27,7 @@ log = logging.getLogger("stepwell.envs")
 
 if TYPE_CHECKING:
     from stepwell.common.tokenizers import Decode
-    from stepwell.envs.loop.progress import ProgressView
+    from stepwell.envs.loop.progress import ShowProgress
 
 FlagsOf: TypeAlias = Callable[["type[Environment]"], type[EnvFlags]]
 
@@ -77,34 +77,34 @@ def read(env_class: "type[Environment]", command: str, argv: Sequence[str], prog
 def run(env_class: "type[Environment]", command: str, settings: EnvSettings) -> None:
     from stepwell.envs.loop.progress import showing
 
-    with showing() as view:
+    with showing() as show:
         logs.setup(json=os.environ.get("STEPWELL_LOG") == "json")  # here, so that log lines do not break the bars
         for note in settings.notes:
             log.warning(note)
         env = env_class.from_settings(settings)
-        settings.flags.run_command(partial(COMMANDS[command][2], env, settings, view))
+        settings.flags.run_command(partial(COMMANDS[command][2], env, settings, show))
 
 
-def serve(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
+def serve(env: "Environment", settings: EnvSettings, show: "ShowProgress") -> None:
     from stepwell.envs.loop import lifecycle
 
-    asyncio.run(lifecycle.serve(env, view))
+    asyncio.run(lifecycle.serve(env, show))
 
 
-def process(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
+def process(env: "Environment", settings: EnvSettings, show: "ShowProgress") -> None:
     from stepwell.envs.group_files import PAGE, GroupFolder
     from stepwell.envs.loop import lifecycle
 
     assert isinstance(settings.flags, ProcessFlags)
     folder = Path(settings.flags.out)
     with closing(GroupFolder(folder, env.name, decode_of(env, settings))) as sink:
-        written = asyncio.run(lifecycle.process(env, settings.flags.groups, sink, view))
+        written = asyncio.run(lifecycle.process(env, settings.flags.groups, sink, show))
     if not written:
         raise StepwellError("no group was made; the messages above say why")
     print(f"{written} groups in {folder}; to read: {folder / PAGE}")
 
 
-def evaluate(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
+def evaluate(env: "Environment", settings: EnvSettings, show: "ShowProgress") -> None:
     from stepwell.envs.loop import lifecycle
 
     metrics: Mapping[str, object] = asyncio.run(lifecycle.evaluate(env))
@@ -118,7 +118,7 @@ def decode_of(env: "Environment", settings: EnvSettings) -> "Decode | None":
     return (lambda ids: str(env.tokenizer.decode(ids))) if has_name else None
 
 
-COMMANDS: dict[str, tuple[str, FlagsOf, Callable[["Environment", EnvSettings, "ProgressView"], None]]] = {
+COMMANDS: dict[str, tuple[str, FlagsOf, Callable[["Environment", EnvSettings, "ShowProgress"], None]]] = {
     "serve": (
         "make groups and send them to the rollout server until the training ends",
         lambda env_class: env_class.get_cli_serve_config_cls(),

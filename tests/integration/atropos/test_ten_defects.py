@@ -286,7 +286,7 @@ class Watch:
 async def test_8_what_is_under_way_when_an_environment_pauses_is_finished_and_sent(server: AtroposClient) -> None:
     env, watch = SlowEnv(server.url, items=1), Watch()
     await server.register(batch_size=2)
-    serving = asyncio.create_task(lifecycle.serve(env, watch))
+    serving = asyncio.create_task(lifecycle.serve(env, watch.update))
     await env.has_begun.wait()
     await server.send(make_group(100), make_group(101))
     await until(lambda: bool(watch.idle), "the environment to pause")

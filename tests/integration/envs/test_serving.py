@@ -42,7 +42,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def serving(env: CountingEnv) -> AsyncIterator[tuple["asyncio.Task[None]", Shown]]:
     """The environment at work, stopped well in the end."""
     shown = Shown()
-    task = asyncio.create_task(lifecycle.serve(env, shown))
+    task = asyncio.create_task(lifecycle.serve(env, shown.update))
     try:
         yield task, shown
         if not task.done():

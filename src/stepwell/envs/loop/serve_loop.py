@@ -14,7 +14,7 @@ from functools import partial
 from stepwell.envs.environment import Environment
 from stepwell.envs.loop.group_tasks import GroupTasks, StopSignal, unless
 from stepwell.envs.loop.pace import Decision, PaceTerms, Situation, decide, max_workers
-from stepwell.envs.loop.progress import EnvProgress, ProgressView
+from stepwell.envs.loop.progress import EnvProgress, ShowProgress
 from stepwell.envs.rollout_server import RolloutServer
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused, StepwellError
@@ -111,11 +111,11 @@ class ServeLoop:
         membership: Membership,
         terms: PaceTerms,
         tasks: GroupTasks,
-        view: ProgressView,
+        show: ShowProgress,
         stop: StopSignal,
     ) -> None:
         self._env, self._membership, self._terms = env, membership, terms
-        self._tasks, self._view, self._stop = tasks, view, stop
+        self._tasks, self._show, self._stop = tasks, show, stop
         self._evaluated_at = self._checkpointed_at = env.curr_step
         self._evaluation: asyncio.Task[None] | None = None
         self._queue: int | None = None
@@ -133,7 +133,7 @@ class ServeLoop:
                     return decision.finished
                 await self._pause()
         finally:
-            self._view.update(self._progress(""))
+            self._show(self._progress(""))
 
     async def end(self) -> None:
         """Lets the groups in progress finish, unless the stop is immediate; then saves a checkpoint."""
@@ -143,7 +143,7 @@ class ServeLoop:
         await self._tasks.cancel()
         await self._end_evaluation()
         self._save_checkpoint(self._env.curr_step)
-        self._view.update(self._progress(""))
+        self._show(self._progress(""))
 
     async def _round(self) -> Decision:
         now = self._env.failure_count.now()
@@ -164,7 +164,7 @@ class ServeLoop:
             self._idle = decision.idle
         if (self._env.curr_step, self._queue, bool(self._idle)) != before:
             self._log_pace()
-        self._view.update(self._progress(decision.idle))
+        self._show(self._progress(decision.idle))
         return decision
 
     def _situation(self, status: EnvStatus) -> Situation:
