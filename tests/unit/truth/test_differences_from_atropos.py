@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rig.docs_pages import DOCS
 from stepwell.common.command_line import FlagParser
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataItem, ServerBaseline, ServerManager
 from stepwell.envs.config import EnvFlags, EnvSettings, ProcessFlags, read_flags, unknown_settings
@@ -18,7 +19,6 @@ from stepwell.envs.servers import ManagedServer
 from stepwell.envs.servers.sequences import add_temperatures, note_sampling, noting_sampling
 from stepwell.errors import BadRequest
 from stepwell.wire.openai import Upstream
-from tests.unit.docs_pages import DOCS
 
 PAGE = DOCS / "coming-from-atropos.md"
 Check = Callable[[Path], Awaitable[None]]

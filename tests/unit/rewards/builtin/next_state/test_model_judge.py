@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin.next_state import read_judgement
@@ -12,7 +13,6 @@ from stepwell.rewards.builtin.next_state_rules import Abstention, Evidence, Next
 from stepwell.rewards.function import as_score
 from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample
-from tests.rig.fake_engine import FakeEngine
 from tests.unit.rewards.builtin.next_state.test_judging import conversation
 
 SAID = "My cat walked over the keyboard"
