@@ -18,8 +18,8 @@ from stepwell.doctor import machine_checks
 from stepwell.doctor.findings import Grade
 from stepwell.errors import BadRequest, NotReady
 from stepwell.rewards.builtin.python_tests import TestRun
-from stepwell.rewards.confinement import bubblewrap, sandbox
-from stepwell.rewards.confinement.cgroups import CgroupParent, find_parent
+from stepwell.rewards.confinement import sandbox
+from stepwell.rewards.confinement.process import CgroupParent, find_parent
 from stepwell.rewards.confinement.sandbox import Sandbox, SandboxLevel, open_sandbox
 from stepwell.rewards.confinement.seccomp import ARCHITECTURES, filter_program
 from stepwell.rewards.loading import load
@@ -60,7 +60,7 @@ def test_a_kernel_that_allows_no_namespaces_is_said(tmp_path: Path) -> None:
 def test_a_python_that_other_users_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     with pytest.raises(NotReady, match=r"must be able to read this Python: chmod -R o\+rX") as refused:
-        Sandbox(SandboxLevel.STRICT, bubblewrap.find_bubblewrap()).check()
+        Sandbox(SandboxLevel.STRICT, sandbox.find_bubblewrap()).check()
     assert "namespaces" not in str(refused.value)
 
 
@@ -129,14 +129,14 @@ def _new_environment(folder: Path, link: Path | None) -> Path:
 
 @pytest.mark.parametrize(("left_out", "hole"), [("--unshare-net", "network"), ("--unshare-pid", "other processes")])
 def test_a_sandbox_with_a_hole_is_refused(left_out: str, hole: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = bubblewrap.bubblewrap_command
+    whole = sandbox.bubblewrap_command
 
     def with_hole(*args: Any, **kwargs: Any) -> list[str]:
         return [part for part in whole(*args, **kwargs) if part != left_out]
 
     monkeypatch.setattr(sandbox, "bubblewrap_command", with_hole)
     with pytest.raises(NotReady, match=f"the sandbox does not hold: .*{hole}"):
-        Sandbox(SandboxLevel.STRICT, bubblewrap.find_bubblewrap()).check()
+        Sandbox(SandboxLevel.STRICT, sandbox.find_bubblewrap()).check()
 
 
 def test_the_doctor_shows_the_level() -> None:

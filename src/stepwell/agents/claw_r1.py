@@ -23,11 +23,10 @@ from urllib.parse import urlencode
 import numpy as np
 from pydantic import BaseModel
 
-from stepwell.agents.flow import AgentFlow, made, portable
 from stepwell.agents.gateway_client import SAMPLING, GatewayClient
-from stepwell.agents.rollout import Rollout
-from stepwell.agents.whitebox import DUPLICATE
-from stepwell.errors import BadRequest, Conflict
+from stepwell.agents.rollout import AgentFlow, Rollout, made, portable
+from stepwell.agents.whitebox import raise_if_refused
+from stepwell.errors import BadRequest
 from stepwell.wire import gateway_api as shapes
 
 S = TypeVar("S", bound=BaseModel)
@@ -185,8 +184,7 @@ class AgentFlowBase(ABC):
             query = {"channel": self._owner.channel, "group_size": str(self._owner.group_size)}
         submitted = shapes.SubmitSteps(steps=[self._submitted(step) for step in steps])
         told = await self._ask(f"/submit_steps?{urlencode(query)}", shapes.StepsSubmitted, submitted)
-        if refused := ", ".join(f"{count} {cause}" for cause, count in told.refused.items() if cause != DUPLICATE):
-            raise Conflict(f"the pool refused steps: {refused}")
+        raise_if_refused(told)
         return told.accepted
 
     def _check_indexes(self, steps: Sequence[Step]) -> None:

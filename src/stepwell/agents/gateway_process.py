@@ -38,13 +38,20 @@ class GatewayProcess(SupervisedProcess):
         port = port or free_port(host)
         self.url = f"{'https' if 'tls_cert' in flags else 'http'}://{host}:{port}"
         self._logged_at = time.monotonic()
+        flags = {"host": host, "port": port, **flags}
+        arguments = (part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value)))
         program = Program(
             name="gateway",
-            command=[sys.executable, "-m", "stepwell.gateway", *_arguments(host=host, port=port, **flags)],
+            command=[sys.executable, "-m", "stepwell.gateway", *arguments],
             why_not_ready=self._why_not_ready,
             env={"STEPWELL_LOG": "json"} | ({"STEPWELL_GATEWAY_CONTROL_KEYS": key} if key else {}),
         )
-        super().__init__(program, on_line=_log_line, on_wait=self._still_waiting, ready_timeout=ready_timeout)
+        super().__init__(
+            program,
+            on_line=lambda level, text: log.log(level, "gateway: %s", text),
+            on_wait=self._still_waiting,
+            ready_timeout=ready_timeout,
+        )
 
     async def __aenter__(self) -> Self:
         self._logged_at = time.monotonic()
@@ -60,11 +67,3 @@ class GatewayProcess(SupervisedProcess):
         if time.monotonic() > self._logged_at + WAITING_LOG_INTERVAL:
             log.warning("still waiting for the gateway at %s: %s", self.url, why)
             self._logged_at = time.monotonic()
-
-
-def _arguments(**flags: object) -> list[str]:
-    return [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def _log_line(level: int, text: str) -> None:
-    log.log(level, "gateway: %s", text)

@@ -16,15 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from stepwell.agents.flow import AgentFlow, made, portable
 from stepwell.agents.gateway_client import SAMPLING
-from stepwell.agents.rollout import Rollout
+from stepwell.agents.rollout import AgentFlow, Rollout, made, portable
 from stepwell.errors import Conflict
 from stepwell.steps.step import Json, JsonObject, VersionSpan
 from stepwell.wire import gateway_api as shapes
 
 DUPLICATE = "duplicate"
 """The refusal that means that the pool already has the step."""
+
+
+def raise_if_refused(told: shapes.StepsSubmitted) -> None:
+    """Conflict says how many steps the pool refused and why; a duplicate is not a conflict."""
+    if refused := ", ".join(f"{count} {cause}" for cause, count in told.refused.items() if cause != DUPLICATE):
+        raise Conflict(f"the pool refused steps: {refused}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +102,7 @@ class AgentFlowBase(AgentFlow):
         """Submit steps. Conflict says how many the pool refused and why; a duplicate is not a conflict."""
         query = urlencode({"channel": self.channel, "group_size": self.group_size})
         submitted = shapes.SubmitSteps(steps=list(steps))
-        told = await self.gateway.ask("POST", f"/submit_steps?{query}", shapes.StepsSubmitted, submitted)
-        refused = ", ".join(f"{count} {cause}" for cause, count in told.refused.items() if cause != DUPLICATE)
-        if refused:
-            raise Conflict(f"the pool refused steps: {refused}")
+        raise_if_refused(await self.gateway.ask("POST", f"/submit_steps?{query}", shapes.StepsSubmitted, submitted))
 
     async def compute_reward(
         self,

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -24,8 +24,7 @@ import numpy as np
 import orjson
 
 from stepwell.atropos.http import IN_THREAD, AtroposRequest
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registry
+from stepwell.atropos.registry import AtroposMetrics, Registry
 from stepwell.common.coalescing import BatchSender
 from stepwell.errors import BadRequest, PoolFull, TooLarge
 from stepwell.pool.api.producing import TRAIN, Registration, SubmitVerdict
@@ -133,11 +132,6 @@ def name_by_key(channel: str, key: str, place: int) -> str:
     return f"scored-{hashlib.sha256(named, usedforsecurity=False).hexdigest()[:DIGEST_DIGITS]}"
 
 
-def new_name() -> str:
-    """The prompt_uid of a group without a key."""
-    return f"scored-{uuid4().hex}"
-
-
 class NamedGroup(NamedTuple):
     """A group as it goes to the pool."""
 
@@ -157,11 +151,11 @@ class NamedGroup(NamedTuple):
 
 
 class GroupIntake:
-    def __init__(self, pool: PoolClient, metrics: AtroposMetrics, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, pool: PoolClient, metrics: AtroposMetrics) -> None:
         self.latest: dict[str, ScoredGroup] = {}
         """The newest group of each channel."""
         self._metrics = metrics
-        self._sender = GroupSender(pool, wall_clock)
+        self._sender = GroupSender(pool)
         self.reading = self._sender.reading
 
     async def submit(
@@ -173,7 +167,7 @@ class GroupIntake:
         repeated: list[bool] = []
         for piece in _pieces(groups):
             names = [
-                new_name() if key is None else name_by_key(channel, key, place)
+                f"scored-{uuid4().hex}" if key is None else name_by_key(channel, key, place)
                 for place in range(len(repeated), len(repeated) + len(piece))
             ]
             found = await self._submit_piece(channel, registry, piece, names, now)
@@ -201,9 +195,6 @@ class GroupIntake:
             result = "refused" if SubmitVerdict.FULL in found else "duplicate" if found <= REPEATED else "received"
             self._metrics.count_group(result)
         return verdicts_of_groups
-
-    def drop(self, channel: str) -> None:
-        self.latest.pop(channel, None)
 
 
 def _check_sizes(groups: Sequence[ScoredGroup], registry: Registry) -> None:
@@ -240,9 +231,8 @@ class GroupSender:
     were just answered; a single environment waits for no one.
     """
 
-    def __init__(self, pool: PoolClient, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, pool: PoolClient) -> None:
         self._pool = pool
-        self._wall_clock = wall_clock
         self._left_out = LeftOutLog(log)
         reads = OpenReads()
         self.reading = reads.one
@@ -269,7 +259,7 @@ class GroupSender:
             [registration.trajectory_uid for registration in registrations],
             sources=[named.source for named in groups],
             policy_version=self._pool.policy_version,
-            arrived_at=self._wall_clock(),
+            arrived_at=time.time(),
         )
         for registration, reason in zip(registrations, columns.untrainable, strict=True):
             self._left_out.note(registration.channel or TRAIN, [reason])

@@ -1,20 +1,24 @@
-"""The trainers and environments that registered, by channel, and the file that keeps them over a restart.
+"""The trainers and environments that registered, by channel, the file that keeps them over a restart, and the metrics.
 
-Invariants:
 - A Registry knows no clock and no pool: callers pass the time and the number of ready groups.
 - The name of an environment is unique in its channel.
 - An environment that was silent for SILENCE seconds, or disconnected, has no weight and no share.
 - The step rises by one for each delivered batch, and for no other reason.
 - The file is always complete: it holds the last state or the one before. When `save` returns, the state of the moment
   when it was called is on disk.
+- The values of a metric's label are few and chosen here.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 
 from stepwell.common.atomic_files import replacing_file
@@ -116,11 +120,14 @@ class RegistryState(BaseModel):
 
 
 class Registries:
-    """All channels."""
+    """All channels, and the file that keeps them, if there is one."""
 
-    def __init__(self, file: "RegistryFile | None", now: float) -> None:
-        self._file = file
-        self._channels = file.load().channels if file else {}
+    def __init__(self, path: Path | None, now: float) -> None:
+        self._path = path
+        self._channels = {} if path is None else _read_channels(path)
+        self._writing = asyncio.Lock()
+        self._requested = 0
+        self._written = 0
         for registry in self._channels.values():
             for known in registry.environments:
                 known.heard_at = now
@@ -136,8 +143,18 @@ class Registries:
         self._channels[channel] = Registry()
 
     async def save(self) -> None:
-        if self._file is not None:
-            await self._file.save(self._state)
+        """Callers that come during a write share the next one."""
+        if self._path is None:
+            return
+        self._requested += 1
+        own = self._requested
+        async with self._writing:
+            if self._written >= own:
+                return
+            covered = self._requested
+            text = RegistryState(channels=self._channels).model_dump_json().encode()
+            await asyncio.to_thread(_replace, self._path, text)
+            self._written = covered
 
     def steps(self) -> Iterator[tuple[str, float]]:
         return ((channel, registry.step) for channel, registry in self._channels.items())
@@ -147,39 +164,59 @@ class Registries:
         for channel, registry in self._channels.items():
             yield channel, sum(known.is_connected(now) for known in registry.environments)
 
-    def _state(self) -> RegistryState:
-        return RegistryState(channels=self._channels)
+
+def _read_channels(path: Path) -> dict[str, Registry]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return {}
+    try:
+        return read_call(RegistryState, path.read_bytes()).channels
+    except BadRequest as fault:
+        raise BadRequest(
+            f"{path} is not a state file of stepwell atropos; move it away to start anew: {fault}"
+        ) from None
 
 
-class RegistryFile:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._writing = asyncio.Lock()
-        self._requested = 0
-        self._written = 0
+def _replace(path: Path, text: bytes) -> None:
+    with replacing_file(path) as file:
+        file.write(text)
 
-    def load(self) -> RegistryState:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._path.exists():
-            return RegistryState(channels={})
-        try:
-            return read_call(RegistryState, self._path.read_bytes())
-        except BadRequest as fault:
-            raise BadRequest(
-                f"{self._path} is not a state file of stepwell atropos; move it away to start anew: {fault}"
-            ) from None
 
-    async def save(self, state: Callable[[], RegistryState]) -> None:
-        """Callers that come during a write share the next one."""
-        self._requested += 1
-        own = self._requested
-        async with self._writing:
-            if self._written >= own:
-                return
-            covered = self._requested
-            await asyncio.to_thread(self._replace, state().model_dump_json().encode())
-            self._written = covered
+ByChannel = Iterable[tuple[str, float]]
 
-    def _replace(self, text: bytes) -> None:
-        with replacing_file(self._path) as file:
-            file.write(text)
+
+class AtroposMetrics(Collector):
+    def __init__(self, steps: Callable[[], ByChannel], connected: Callable[[], ByChannel]) -> None:
+        """`steps` and `connected` (environments) are read at each scrape."""
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._gauges = (
+            ("stepwell_door_step", "Batches delivered, from the trainer's starting step.", steps),
+            ("stepwell_door_environments", "Environments that are connected.", connected),
+        )
+        self._groups = self._counter("groups", "Groups that environments sent.", "result")
+        self._batches = self._counter("batches", "Batches by their result.", "result")
+        self._registry.register(self)
+
+    def count_group(self, result: str) -> None:
+        """received, duplicate or refused."""
+        self._groups.labels(result).inc()
+
+    def count_batch(self, result: str) -> None:
+        """delivered or returned."""
+        self._batches.labels(result).inc()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, text, read in self._gauges:
+            family = GaugeMetricFamily(name, text, labels=("channel",))
+            for channel, value in read():
+                family.add_metric((channel,), value)
+            yield family
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The text and its content type."""
+        encode, content_type = choose_encoder("")
+        return encode(self._registry), content_type
+
+    def _counter(self, name: str, text: str, label: str) -> Counter:
+        return Counter(f"stepwell_door_{name}", text, (label,), registry=self._registry)

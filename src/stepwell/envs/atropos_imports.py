@@ -1,7 +1,8 @@
 """The modules that a file gets which imports atroposlib: ours for everything that reaches a server or the rollout
 server.
 
-- OURS is the whole table. It holds for atroposlib's own modules too: its helpers get our BaseEnv.
+- OURS is the whole table. It holds for atroposlib's own modules too: its helpers get our BaseEnv. Most of them have the
+  names of stepwell.envs, and Atropos' own names for a few more.
 - Every other module of atroposlib (reward functions, parsers) is the installed one. Stepwell does not depend on it, so
   where it is missing the error says what to install.
 """
@@ -14,6 +15,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 from types import ModuleType
+from typing import Any
 
 from stepwell.errors import StepwellError
 
@@ -21,7 +23,7 @@ ATROPOSLIB = "atroposlib"
 DOCUMENTED = "trajectoryhandler"
 """Atropos' document of BaseEnv has it in this package, which Atropos has renamed since."""
 INSTALL = "pip install --no-deps atroposlib==0.4.0"
-NAMES = "stepwell.envs.atropos_names"
+NAMES = "stepwell.envs"
 OURS: Mapping[str, str] = {
     "atroposlib.envs.base": NAMES,
     "atroposlib.envs.eval": "stepwell.envs.evaluation",
@@ -75,7 +77,10 @@ class AtroposModules(MetaPathFinder, Loader):
         name = module.__name__
         if name in OURS:
             ours = import_module(OURS[name])
-            vars(module).update({each: value for each, value in vars(ours).items() if not each.startswith("_")})
+            names = getattr(ours, "__all__", [each for each in vars(ours) if not each.startswith("_")])
+            vars(module).update({each: getattr(ours, each) for each in names})
+            if OURS[name] == NAMES:
+                vars(module).update(_names_of_atropos())
             vars(module)["__getattr__"] = partial(self._other_name, name)
 
     def _other_name(self, module: str, name: str) -> object:
@@ -94,6 +99,23 @@ class AtroposModules(MetaPathFinder, Loader):
             theirs.loader.exec_module(loaded)
             self._theirs[module] = loaded
         return getattr(self._theirs[module], name)
+
+
+def _names_of_atropos() -> dict[str, object]:
+    """Atropos' names beside those of stepwell.envs."""
+    from stepwell.envs.servers import ManagedServer, ManagedServerAdapter, SequenceNode
+    from stepwell.envs.servers.server import Server
+
+    return {
+        "APIServer": Server,
+        "Content": str | list[dict[str, Any]],
+        "GameHistory": list[dict[str, Any]],
+        "ManagedServer": ManagedServer,
+        "ManagedServerAdapter": ManagedServerAdapter,
+        "SequenceNode": SequenceNode,
+        "UUID": str,
+        "number": int | float,
+    }
 
 
 def is_installed() -> bool:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.common.command_line import FlagParser, failing, with_dashes
 from stepwell.envs.config import APIServerConfig
-from stepwell.envs.output.eval_files import write_evaluation
 from stepwell.envs.servers import ServerManager
+from stepwell.envs.tracking import write_evaluation
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -93,15 +93,15 @@ def evaluate_log(
     if eval_dir is None:
         log.warning("an evaluation is not saved: eval_dir is not set")
         return
-    end = time.time() if end_time is None else end_time
     write_evaluation(
         Path(eval_dir),
         metrics,
         task=str(task_name),
         model_name=model_name,
-        seconds=end - (end if start_time is None else start_time),
+        start_time=start_time,
+        end_time=end_time,
         generation_parameters=generation_parameters or {},
-        samples=samples or (),
+        samples=samples,
     )
 
 

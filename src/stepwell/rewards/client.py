@@ -25,7 +25,8 @@ class RewardClient:
     async def compute_reward(self, request: RewardRequest) -> RewardScore:
         try:
             async with asyncio.timeout(TIMEOUT):
-                score = await retry_while_unavailable(partial(self._ask, request), ActorAway, RESTART_PAUSES)
+                ask = partial(self._call, "compute_reward", request)
+                score: RewardScore = await retry_while_unavailable(ask, ActorAway, RESTART_PAUSES)
         except TimeoutError:
             raise RewardFailed(f"reward worker {self._name!r} did not answer within {TIMEOUT:g} s") from None
         except ActorFailed as failure:
@@ -46,10 +47,6 @@ class RewardClient:
         except (ActorAway, TimeoutError) as failure:
             why = str(failure) or f"no answer within {CHECK_TIMEOUT:g} s"
             raise NotReady(f"reward worker {self._name!r} is away: {why}") from None
-
-    async def _ask(self, request: RewardRequest) -> RewardScore:
-        score: RewardScore = await self._call("compute_reward", request)
-        return score
 
     async def _call(self, method: str, *args: object) -> Any:
         try:

@@ -22,9 +22,9 @@ from rig.waiting import until
 from stepwell.atropos.http import MAX_BODY
 from stepwell.atropos.registry import SILENCE, Registry
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataItem
+from stepwell.envs.group_files import group_html
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.loop.progress import EnvProgress
-from stepwell.envs.output.html_page import group_html
 from stepwell.envs.servers import ServerManager
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
@@ -286,7 +286,7 @@ class Watch:
 async def test_8_what_is_under_way_when_an_environment_pauses_is_finished_and_sent(server: AtroposClient) -> None:
     env, watch = SlowEnv(server.url, items=1), Watch()
     await server.register(batch_size=2)
-    serving = asyncio.create_task(lifecycle.serve(env, watch))
+    serving = asyncio.create_task(lifecycle.serve(env, watch.update))
     await env.has_begun.wait()
     await server.send(make_group(100), make_group(101))
     await until(lambda: bool(watch.idle), "the environment to pause")

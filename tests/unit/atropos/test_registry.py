@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from stepwell.atropos.registry import SILENCE, Registries, Registry, RegistryFile
+from stepwell.atropos.registry import SILENCE, Registries, Registry
 from stepwell.pool.api.leasing import ReadyGroups
 from stepwell.wire.atropos_calls import EnvRegistration, TrainerRegistration
 
@@ -119,7 +119,7 @@ def test_the_same_registration_again_keeps_the_step_and_another_sets_it() -> Non
 
 
 async def test_a_restored_registry_is_the_same_and_gives_everyone_time_to_speak(tmp_path: Path) -> None:
-    file = RegistryFile(tmp_path / "state.json")
+    file = tmp_path / "state.json"
     registries = Registries(file, now=0)
     registry = registries.open("train")
     registry.register(trainer())

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from stepwell.envs.scored_data import ScoredDataGroup
 
@@ -37,20 +37,12 @@ class EnvProgress:
     """Dropped groups, by cause."""
 
 
-class ProgressView(Protocol):
-    def update(self, progress: EnvProgress) -> None:
-        """Called often, so it must be fast."""
+ShowProgress: TypeAlias = Callable[[EnvProgress], None]
+"""Called often, so it must be fast."""
 
 
 class GroupSink(Protocol):
     def write(self, group: ScoredDataGroup) -> None: ...
-
-
-class NoView:
-    """Shows nothing."""
-
-    def update(self, progress: EnvProgress) -> None:
-        pass
 
 
 class ProgressLines:
@@ -91,16 +83,16 @@ class ProgressBars:
 
 
 @contextmanager
-def showing() -> Iterator[ProgressView]:
+def showing() -> Iterator[ShowProgress]:
     """Bars if stdout is a terminal and rich is installed, else lines on stderr."""
     rich = _rich() if sys.stdout.isatty() else None
     if rich is not None:
         with _bars(rich) as bars:
-            yield ProgressBars(bars)
+            yield ProgressBars(bars).update
     else:
         lines = ProgressLines(_print_to_stderr)
         try:
-            yield lines
+            yield lines.update
         finally:
             lines.close()
 

@@ -1,6 +1,8 @@
 """ServeLoop: the shell around the pace. It reads the status, carries out the decision, and waits; again and again.
 
 - Groups in progress continue whatever happens to the rollout server. While it does not answer, none is started.
+- If the server does not know the environment any more when it returns, the environment registers again, gets another
+  number, and continues; it keeps its own state.
 - At the end, the groups in progress are delivered and a checkpoint is written.
 """
 
@@ -10,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 
 from stepwell.envs.environment import Environment
-from stepwell.envs.loop.group_tasks import GroupTasks
-from stepwell.envs.loop.membership import Membership
-from stepwell.envs.loop.pace import Decision, PaceTerms, Situation, decide
-from stepwell.envs.loop.progress import EnvProgress, ProgressView
-from stepwell.envs.loop.stop_signal import StopSignal, unless
-from stepwell.wire.atropos_calls import EnvStatus
+from stepwell.envs.loop.group_tasks import GroupTasks, StopSignal, unless
+from stepwell.envs.loop.pace import Decision, PaceTerms, Situation, decide, max_workers
+from stepwell.envs.loop.progress import EnvProgress, ShowProgress
+from stepwell.envs.rollout_server import RolloutServer
+from stepwell.envs.scored_data import ScoredDataGroup
+from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused, StepwellError
+from stepwell.wire.atropos_calls import EnvRegistered, EnvRegistration, EnvStatus
 
 log = logging.getLogger("stepwell.envs")
 
@@ -27,6 +30,80 @@ UNREACHABLE = "the rollout server is away"
 STOPPED = "told to stop"
 
 
+class Membership:
+    """Made by `join`."""
+
+    def __init__(self, env: Environment, server: RolloutServer, joined: EnvRegistered) -> None:
+        self.joined = joined
+        self._env, self._server = env, server
+        self._is_unreachable = False
+
+    async def status(self) -> EnvStatus | None:
+        """The server's status; None while it does not answer."""
+        try:
+            status = await self._server.status(self.joined.env_id)
+        except RolloutServerRefused as refused:
+            log.warning("registering again: %s", refused)
+            self.joined = await _register(self._env, self._server)
+            return None
+        except RolloutServerAway as away:
+            if not self._is_unreachable:
+                log.warning("no groups are started for now: %s", away)
+            self._is_unreachable = True
+            return None
+        self._is_unreachable = False
+        return status
+
+    async def send(self, group: ScoredDataGroup) -> str:
+        return await self._server.send(group, self.joined.env_id)
+
+    async def leave(self) -> None:
+        try:
+            await self._server.disconnect(self.joined.env_id)
+        except StepwellError as failure:
+            log.warning("the rollout server was not told that the environment leaves: %s", failure)
+
+
+async def join(env: Environment, server: RolloutServer) -> Membership:
+    """Waits for the server and its trainer."""
+    joined = await _register(env, server)
+    log.info("registered as %s, at step %d", joined.wandb_name, joined.starting_step)
+    return Membership(env, server, joined)
+
+
+async def agree(env: Environment, server: RolloutServer, joined: EnvRegistered) -> tuple[PaceTerms, int | None]:
+    """The terms of the run, and the longest sequence that the trainer accepts. BadRequest if they contradict the
+    settings or are missing."""
+    batch_size, max_token_len = await server.info()
+    if batch_size == -1:
+        batch_size = env.config.batch_size
+    if env.config.group_size > batch_size:
+        raise BadRequest(
+            f"a group of {env.config.group_size} does not fit into the trainer's batch of {batch_size} sequences"
+            if batch_size > 0
+            else "neither the rollout server nor --env.batch-size says how many sequences a batch has"
+        )
+    total_steps = joined.num_steps if env.config.total_steps == -1 else env.config.total_steps
+    if total_steps == -1:
+        raise BadRequest("neither the rollout server nor --env.total-steps says how many steps there are")
+    env.config.batch_size, env.config.total_steps = batch_size, total_steps
+    workers = max_workers(env.config, len(env.server_configs))
+    terms = PaceTerms(env.config, batch_size, workers, total_steps, joined.checkpoint_interval)
+    return terms, max_token_len if max_token_len > 0 else None
+
+
+async def _register(env: Environment, server: RolloutServer) -> EnvRegistered:
+    return await server.register_env(
+        EnvRegistration(
+            max_token_length=env.config.max_token_length,
+            desired_name=env.name,
+            weight=env.config.inference_weight,
+            min_batch_allocation=env.config.min_batch_allocation,
+            group_size=env.config.group_size,
+        )
+    )
+
+
 class ServeLoop:
     def __init__(
         self,
@@ -34,11 +111,11 @@ class ServeLoop:
         membership: Membership,
         terms: PaceTerms,
         tasks: GroupTasks,
-        view: ProgressView,
+        show: ShowProgress,
         stop: StopSignal,
     ) -> None:
         self._env, self._membership, self._terms = env, membership, terms
-        self._tasks, self._view, self._stop = tasks, view, stop
+        self._tasks, self._show, self._stop = tasks, show, stop
         self._evaluated_at = self._checkpointed_at = env.curr_step
         self._evaluation: asyncio.Task[None] | None = None
         self._queue: int | None = None
@@ -56,7 +133,7 @@ class ServeLoop:
                     return decision.finished
                 await self._pause()
         finally:
-            self._view.update(self._progress(""))
+            self._show(self._progress(""))
 
     async def end(self) -> None:
         """Lets the groups in progress finish, unless the stop is immediate; then saves a checkpoint."""
@@ -66,7 +143,7 @@ class ServeLoop:
         await self._tasks.cancel()
         await self._end_evaluation()
         self._save_checkpoint(self._env.curr_step)
-        self._view.update(self._progress(""))
+        self._show(self._progress(""))
 
     async def _round(self) -> Decision:
         now = self._env.failure_count.now()
@@ -87,7 +164,7 @@ class ServeLoop:
             self._idle = decision.idle
         if (self._env.curr_step, self._queue, bool(self._idle)) != before:
             self._log_pace()
-        self._view.update(self._progress(decision.idle))
+        self._show(self._progress(decision.idle))
         return decision
 
     def _situation(self, status: EnvStatus) -> Situation:

@@ -14,8 +14,7 @@ from pydantic import ConfigDict, JsonValue
 
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.attempt import as_score
-from stepwell.rewards.function import Call, Loader, RewardFunction
+from stepwell.rewards.function import Call, Loader, RewardFunction, as_score
 from stepwell.rewards.sample import Sample
 
 
@@ -95,6 +94,9 @@ def per_step(
     The step rewards add up to the value: with "mean", each is its share of the mean. Side calls have no reward.
     """
 
+    def up_to_each_step(sample: Sample) -> list[Sample]:
+        return [replace(sample, steps=sample.steps[: n + 1], num_turns=n + 1) for n in _scored_places(sample)]
+
     def join(sample: Sample, scores: Sequence[Score]) -> Score:
         places = _scored_places(sample)
         if not places:
@@ -110,7 +112,7 @@ def per_step(
             notes="\n".join(f"step {p}: {score.notes}" for p, score in zip(places, scores, strict=True) if score.notes),
         )
 
-    return _composed([load(function, options)], _up_to_each_step, join)
+    return _composed([load(function, options)], up_to_each_step, join)
 
 
 def _composed(
@@ -150,10 +152,6 @@ async def _gather(calls: Sequence[tuple[RewardFunction, Sample]]) -> list[Score]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-def _up_to_each_step(sample: Sample) -> list[Sample]:
-    return [replace(sample, steps=sample.steps[: n + 1], num_turns=n + 1) for n in _scored_places(sample)]
 
 
 def _scored_places(sample: Sample) -> list[int]:

@@ -10,17 +10,15 @@ import os
 import sys
 from typing import Any
 
-from stepwell.rewards.candidate.channel import Ended, LineChannel
-from stepwell.rewards.candidate.limits import prepare
-from stepwell.rewards.candidate.values import Unsayable, from_json, to_json
+from stepwell.rewards.candidate.start import prepare, text_of
+from stepwell.rewards.candidate.values import Ended, LineChannel, Unsayable, from_json, to_json
 
 MOST_PRINTED = 100_000
 """Characters that one reply may say were printed; the rest is dropped."""
-LONGEST_TEXT = 300
 
 
 class Candidate:
-    """The code's namespace, and what can be asked of it. A reply is as channel.py says."""
+    """The code's namespace, and what can be asked of it. A reply is as values.py says."""
 
     def __init__(self) -> None:
         self._namespace: dict[str, Any] = {"__name__": "candidate"}
@@ -91,13 +89,6 @@ def described(failure: BaseException) -> list[Any]:
     texts."""
     name = next(base.__name__ for base in type(failure).__mro__ if base.__module__ == "builtins")
     return [name, to_json([arg if is_sayable(arg) else text_of(arg) for arg in failure.args[:10]])]
-
-
-def text_of(value: Any) -> str:
-    try:
-        return str(value)[:LONGEST_TEXT]
-    except BaseException:  # noqa: BLE001 - its class may be the candidate's
-        return "(its text cannot be shown)"
 
 
 def main() -> None:

@@ -2,12 +2,18 @@
 
 | level | |
 |---|---|
-| strict | bubblewrap: see bubblewrap.py and seccomp.py |
+| strict | bubblewrap, with the filter of system calls of seccomp.py |
 | user | another user's rights, which only root can give; with the machine's network, processes and readable files |
 | none | the worker's own rights |
 
 Time, memory, processes and sizes of files are limited on all levels. A level that this machine cannot give is an error
-that says what to do.
+that says what to do. In bubblewrap a program sees this:
+
+- The root folder is read-only and has Python, its packages and the system's libraries. No home folder, no /etc but for
+  the loader's cache and the time zone, no /run, no /var: no key, no journal, no socket of Ray.
+- /proc shows its own processes, /dev the harmless devices; /tmp and /dev/shm are small and in memory.
+- A Python in a home folder or below /tmp is there too, without the files beside it.
+- No network, and none of the machine's IPC objects, host name or control groups.
 """
 
 import functools
@@ -19,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,12 +34,9 @@ from pathlib import Path
 from stepwell.errors import NotReady, RewardFailed
 from stepwell.rewards import candidate
 from stepwell.rewards.candidate.probe_main import UNREADABLE
-from stepwell.rewards.confinement.bubblewrap import NOBODY, PROGRAMS_FOLDER, bubblewrap_command, find_bubblewrap
-from stepwell.rewards.confinement.cgroups import Cgroup, CgroupParent, find_parent
-from stepwell.rewards.confinement.process import ConfinedProcess
+from stepwell.rewards.confinement.process import MEGABYTE, Cgroup, CgroupParent, ConfinedProcess, find_parent
 from stepwell.rewards.confinement.seccomp import filter_program
 
-MEGABYTE = 2**20
 FILE_BYTES = 16 * MEGABYTE
 PROCESSES = 32
 OPEN_FILES = 64
@@ -78,30 +82,24 @@ class Sandbox:
         limits = {"user": user if self.bubblewrap else None, "rlimits": _rlimits(seconds, memory_mb)}
         arguments = (program, json.dumps(limits), str(channel))
         inherited = [channel] if channel else []
-        cgroup = self.cgroup_parent.make(memory_mb, PROCESSES) if self.cgroup_parent else None
-        enter = cgroup.enter_command() if cgroup else ()
+        cgroup = self.cgroup_parent.make(memory_mb, PROCESSES) if self.cgroup_parent else Cgroup()
         if self.bubblewrap is None:
-            return self._start_plainly(enter, arguments, user, inherited, cgroup)
+            return self._start_plainly(arguments, user, inherited, cgroup)
         python = (*_python(PROGRAMS_FOLDER), *arguments)
         with tempfile.TemporaryFile() as seccomp:
             seccomp.write(filter_program() or b"")
             seccomp.seek(0)
-            command = (*enter, *bubblewrap_command(self.bubblewrap, seccomp=seccomp.fileno()), *python)
+            command = (*cgroup.enter_command(), *bubblewrap_command(self.bubblewrap, seccomp=seccomp.fileno()), *python)
             return ConfinedProcess(
                 command,
                 folder=None,
                 user=None,
                 descriptors=[*inherited, seccomp.fileno()],
-                clean_up=functools.partial(_remove, cgroup),
+                clean_up=cgroup.remove,
             )
 
     def _start_plainly(
-        self,
-        enter: tuple[str, ...],
-        arguments: tuple[str, ...],
-        user: int | None,
-        inherited: list[int],
-        cgroup: Cgroup | None,
+        self, arguments: tuple[str, ...], user: int | None, inherited: list[int], cgroup: Cgroup
     ) -> ConfinedProcess:
         folder = tempfile.TemporaryDirectory(prefix="stepwell-", ignore_cleanup_errors=True)
         programs = Path(candidate.__file__).parent
@@ -111,10 +109,10 @@ class Sandbox:
         def clean_up() -> None:
             if user is not None:
                 _kill_user(user)
-            _remove(cgroup)
+            cgroup.remove()
             folder.cleanup()
 
-        command = (*enter, *_python(str(programs)), *arguments)
+        command = (*cgroup.enter_command(), *_python(str(programs)), *arguments)
         return ConfinedProcess(command, folder=folder.name, user=user, descriptors=inherited, clean_up=clean_up)
 
     def check(self) -> None:
@@ -203,11 +201,6 @@ def _kill_user(user: int) -> None:
         subprocess.run(["/bin/sh", "-c", "kill -KILL -1"], user=user, group=user, extra_groups=[], check=False, env={})
 
 
-def _remove(cgroup: Cgroup | None) -> None:
-    if cgroup is not None:
-        cgroup.remove()
-
-
 def _rlimits(seconds: float, memory_mb: int) -> dict[str, int]:
     return {
         "RLIMIT_CPU": int(seconds) + 1,
@@ -219,3 +212,99 @@ def _rlimits(seconds: float, memory_mb: int) -> dict[str, int]:
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_CORE": 0,
     }
+
+
+# -- bubblewrap --------------------------------------------------------------------------------------------------------
+
+PROGRAM = "bwrap"
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
+PYTHON_PARTS = ("bin", "lib", "lib64", "pyvenv.cfg")
+"""The parts that Python needs of the folder that it, or a virtual environment, is installed in."""
+PROGRAMS_FOLDER = "/candidate"
+"""Where the programs of `stepwell.rewards.candidate` are inside."""
+TMP_BYTES = 64 * 2**20
+SHM_BYTES = 16 * 2**20
+NOBODY = 65534
+
+
+def find_bubblewrap() -> str | None:
+    return shutil.which(PROGRAM)
+
+
+def bubblewrap_command(bubblewrap: str, *, seccomp: int | None) -> list[str]:
+    """Up to the program inside. `seccomp` is a descriptor to read the filter from.
+
+    Root needs no user namespace to make the others: bubblewrap then keeps two capabilities, with which the program
+    inside becomes a user that nobody else is (start.py). Anyone else gets a user namespace and is nobody in it.
+    """
+    is_root = os.geteuid() == 0
+    who = (
+        ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        if is_root
+        else ["--unshare-user", "--disable-userns", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
+    )
+    return [
+        bubblewrap,
+        *("--die-with-parent", "--new-session"),
+        *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
+        *who,
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--perms", "1777", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *("--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp"),
+        *_folders(),  # after /tmp and /dev/shm, which would cover a Python below them
+        *("--hostname", "sandbox", "--remount-ro", "/"),
+        *(() if seccomp is None else ("--seccomp", str(seccomp))),
+        "--",
+    ]
+
+
+def _folders() -> Iterator[str]:
+    for folder in map(Path, SYSTEM):
+        if folder.is_symlink():
+            yield from ("--symlink", str(folder.readlink()), str(folder))
+        elif folder.is_dir():
+            yield from ("--ro-bind", str(folder), str(folder))
+    python = _python_paths()
+    links = [link for link in _executable_links() if not any(path in link.parents for path in python)]
+    yield from _parents([*python, *links, *map(Path, FILES)])
+    for file in FILES:
+        yield from ("--ro-bind-try", file, file)
+    for path in python:
+        yield from ("--ro-bind", str(path.resolve()), str(path))
+    for link in links:
+        yield from ("--symlink", str(link.readlink()), str(link))
+    yield from ("--ro-bind", str(Path(candidate.__file__).parent), PROGRAMS_FOLDER)
+
+
+def _parents(paths: list[Path]) -> Iterator[str]:
+    """Bubblewrap would make them for root only."""
+    parents = {parent: None for path in paths for parent in reversed(path.parents[:-1])}
+    for parent in parents:
+        if not parent.is_relative_to("/usr"):
+            yield from ("--perms", "0755", "--dir", str(parent))
+
+
+def _python_paths() -> list[Path]:
+    """The paths that Python needs: of the environment, of the installation that it was made from, and folders of
+    packages; as named and as resolved. The rest of an environment's folder is left out: it may be a project's, or a
+    home folder."""
+    real = Path(sys.executable).resolve()
+    prefixes = (Path(sys.base_prefix), Path(sys.prefix), real.parent.parent)
+    packages = (Path(entry) for entry in sys.path if entry.endswith(("/site-packages", "/dist-packages")))
+    named = [real, *(prefix / part for prefix in prefixes for part in PYTHON_PARTS), *packages]
+    paths = {path: None for each in named if each.exists() for path in (each.absolute(), each.resolve())}
+    return [path for path in paths if not _is_system(path) and not any(other in path.parents for other in paths)]
+
+
+def _executable_links() -> Iterator[Path]:
+    """The symbolic links from the name of this Python to its file, those of the system left out."""
+    path = Path(sys.executable)
+    while path.is_symlink():
+        if not _is_system(path):
+            yield path
+        path = path.parent / path.readlink()
+
+
+def _is_system(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in SYSTEM)

@@ -9,7 +9,7 @@ The program is a list of 8-byte instructions (struct sock_filter), as linux/filt
 
 import platform
 import struct
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -43,101 +43,59 @@ REFUSED_EVERYWHERE = {
     "open_tree_attr": 467,
 }
 """Newer system calls have the same number on all architectures."""
-REFUSED_X86 = {
-    **REFUSED_EVERYWHERE,
-    "shmget": 29,
-    "shmat": 30,
-    "msgget": 68,
-    "ptrace": 101,
-    "syslog": 103,
-    "mknod": 133,
-    "personality": 135,
-    "modify_ldt": 154,
-    "pivot_root": 155,
-    "chroot": 161,
-    "acct": 163,
-    "settimeofday": 164,
-    "mount": 165,
-    "umount2": 166,
-    "swapon": 167,
-    "swapoff": 168,
-    "reboot": 169,
-    "iopl": 172,
-    "ioperm": 173,
-    "init_module": 175,
-    "delete_module": 176,
-    "quotactl": 179,
-    "clock_settime": 227,
-    "kexec_load": 246,
-    "add_key": 248,
-    "request_key": 249,
-    "keyctl": 250,
-    "mknodat": 259,
-    "unshare": 272,
-    "vmsplice": 278,
-    "perf_event_open": 298,
-    "fanotify_init": 300,
-    "name_to_handle_at": 303,
-    "open_by_handle_at": 304,
-    "setns": 308,
-    "process_vm_readv": 310,
-    "process_vm_writev": 311,
-    "kcmp": 312,
-    "finit_module": 313,
-    "memfd_create": 319,
-    "kexec_file_load": 320,
-    "bpf": 321,
-    "userfaultfd": 323,
+REFUSED_BY_ARCHITECTURE = {
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "msgget": (68, 186),
+    "ptrace": (101, 117),
+    "syslog": (103, 116),
+    "mknod": (133, None),
+    "personality": (135, 92),
+    "modify_ldt": (154, None),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "acct": (163, 89),
+    "settimeofday": (164, 170),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "reboot": (169, 142),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "init_module": (175, 105),
+    "delete_module": (176, 106),
+    "quotactl": (179, 60),
+    "clock_settime": (227, 112),
+    "kexec_load": (246, 104),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "mknodat": (259, 33),
+    "unshare": (272, 97),
+    "vmsplice": (278, 75),
+    "perf_event_open": (298, 241),
+    "fanotify_init": (300, 262),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "setns": (308, 268),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "finit_module": (313, 273),
+    "memfd_create": (319, 279),
+    "kexec_file_load": (320, 294),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
 }
-REFUSED_ARM = {
-    **REFUSED_EVERYWHERE,
-    "mknodat": 33,
-    "umount2": 39,
-    "mount": 40,
-    "pivot_root": 41,
-    "chroot": 51,
-    "quotactl": 60,
-    "vmsplice": 75,
-    "acct": 89,
-    "personality": 92,
-    "unshare": 97,
-    "kexec_load": 104,
-    "init_module": 105,
-    "delete_module": 106,
-    "clock_settime": 112,
-    "syslog": 116,
-    "ptrace": 117,
-    "reboot": 142,
-    "settimeofday": 170,
-    "msgget": 186,
-    "shmget": 194,
-    "shmat": 196,
-    "add_key": 217,
-    "request_key": 218,
-    "keyctl": 219,
-    "swapon": 224,
-    "swapoff": 225,
-    "perf_event_open": 241,
-    "fanotify_init": 262,
-    "name_to_handle_at": 264,
-    "open_by_handle_at": 265,
-    "setns": 268,
-    "process_vm_readv": 270,
-    "process_vm_writev": 271,
-    "kcmp": 272,
-    "finit_module": 273,
-    "memfd_create": 279,
-    "bpf": 280,
-    "userfaultfd": 282,
-    "kexec_file_load": 294,
-}
+"""The numbers on x86_64 and on aarch64; None where there is no such call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     audit: int
     """AUDIT_ARCH_… of linux/audit.h."""
-    refused: Mapping[str, int]
+    refused: Sequence[int]
     clone: int
     clone3: int
     socket: int
@@ -145,6 +103,10 @@ class Architecture:
     has_x32: bool = False
 
 
+REFUSED_X86, REFUSED_ARM = (
+    [*REFUSED_EVERYWHERE.values(), *(number for number in numbers if number is not None)]
+    for numbers in zip(*REFUSED_BY_ARCHITECTURE.values(), strict=True)
+)
 ARCHITECTURES = {
     "x86_64": Architecture(0xC000003E, REFUSED_X86, clone=56, clone3=435, socket=41, ioctl=16, has_x32=True),
     "aarch64": Architecture(0xC00000B7, REFUSED_ARM, clone=220, clone3=435, socket=198, ioctl=29),
@@ -176,7 +138,7 @@ def filter_program(machine: str | None = None) -> bytes | None:
             _return(ALLOW),
         ],
     )
-    for number in arch.refused.values():
+    for number in arch.refused:
         program += _on(number, [_return(REFUSE | EPERM)])
     return b"".join([*program, _return(ALLOW)])
 

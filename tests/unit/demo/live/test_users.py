@@ -16,8 +16,7 @@ from stepwell.demo.live.users import (
 )
 from stepwell.demo.model import row
 from stepwell.demo.vocabulary import CONTEXT, ScriptTurn, make_tokenizer
-from stepwell.rewards.builtin.next_state.replies import NextState, Utterance
-from stepwell.rewards.builtin.next_state.rules import RULES
+from stepwell.rewards.builtin.next_state_rules import RULES, NextState, Utterance
 
 
 def users(count: int = 200) -> list[SimulatedUser]:

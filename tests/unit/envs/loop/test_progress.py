@@ -59,7 +59,7 @@ def test_the_last_line_says_how_it_ended() -> None:
 
 def test_where_there_is_no_terminal_there_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with showing() as show:
-        show.update(AT_WORK)
+        show(AT_WORK)
     assert capsys.readouterr().err == "sums: 2/10, delivered 5, under way 3\n"
 
 
@@ -73,7 +73,7 @@ def test_in_a_terminal_there_are_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("TERM", "xterm")
     with showing() as show:
-        show.update(replace(AT_WORK, name="[red]sums", is_evaluating=True))
+        show(replace(AT_WORK, name="[red]sums", is_evaluating=True))
     assert "[red]sums" in terminal.getvalue()
     assert "delivered 5, under way 3, evaluating" in terminal.getvalue()
     assert "2/10" in terminal.getvalue()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepwell.common.tokenizers import Decode
-from stepwell.envs.output.html_page import GroupPage
+from stepwell.envs.group_files import GroupPage
 
 NASTY = """<script>alert("x")</script>' onload='&amp;</pre><img src=//evil.example>"""
 

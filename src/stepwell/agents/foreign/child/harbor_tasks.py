@@ -24,7 +24,9 @@ REWARD = "reward"
 
 class HarborTasks:
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        self._tasks = [folder] if (folder / "task.toml").is_file() else sorted(map(_parent, folder.glob("*/task.toml")))
+        self._tasks = (
+            [folder] if (folder / "task.toml").is_file() else sorted(path.parent for path in folder.glob("*/task.toml"))
+        )
         if not self._tasks:
             raise SystemExit(f"no task.toml in {folder}, nor in a folder in it")
         self._config = {"trials_dir": tempfile.mkdtemp(prefix="harbor-trials-"), "environment": LOCAL_SANDBOX, **config}
@@ -70,10 +72,6 @@ def _told(result: Any) -> dict[str, Any]:
     kind = result.exception_info.exception_type
     why = f"{kind}: {result.exception_info.exception_message}"
     return failed("too_long" if kind == "AgentTimeoutError" else INFRASTRUCTURE, why)
-
-
-def _parent(path: Path) -> Path:
-    return path.parent
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The child's side of tasks_process.py: it lists its tasks, then runs what it is asked for, until stdin ends.
+"""The child's side of agents/foreign: it lists its tasks, then runs what it is asked for, until stdin ends.
 
 Only the standard library, because it runs in the Python of a framework.
 """

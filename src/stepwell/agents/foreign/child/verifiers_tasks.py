@@ -36,7 +36,9 @@ class VerifiersTasks:
             raise SystemExit(f"{taskset} has tasks without end: set limit in --config")
         self._tasks = list(tasks)
         self._sampling = SamplingConfig(**config.get("sampling", {}))
-        self.names: Sequence[str] = [_name(task, place) for place, task in enumerate(self._tasks)]
+        self.names: Sequence[str] = [
+            str(task.data.name or task.data.id or place) for place, task in enumerate(self._tasks)
+        ]
 
     def serving(self) -> AbstractAsyncContextManager[Any]:
         return self._env.serving()  # type: ignore[no-any-return]
@@ -53,10 +55,6 @@ class VerifiersTasks:
         finally:
             del os.environ[variable]
         return _told(episode)
-
-
-def _name(task: Any, place: int) -> str:
-    return str(task.data.name or task.data.id or place)
 
 
 def _told(episode: Any) -> dict[str, Any]:

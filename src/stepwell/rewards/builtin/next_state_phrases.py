@@ -1,4 +1,4 @@
-"""The patterns of the rules, in English and Chinese."""
+"""The patterns of the rules of `next_state`, in English and Chinese."""
 
 START = r"^\W*(?:(?:oh|ah|hm+|well|sorry|ok|okay|wait|hey|um+|uh+|please|and|so|yeah|but|hi|lol|ugh|actually)\b\W*)*"
 """The beginning of a message or of a line, with words that say nothing."""

@@ -1,1 +1,0 @@
-"""The outputs of an environment: files, an HTML page, Weights & Biases."""
