@@ -9,7 +9,7 @@ import pytest
 from benchmarks.survival.rows import ROWS
 from stepwell.engines import ENGINES
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.steps.schema import STEP_COLUMNS
+from stepwell.steps.step import STEP_COLUMNS
 from tests.unit.docs_pages import CHECKOUT, DOCS
 
 COMPARISON, CLAW_R1 = DOCS / "comparison.md", DOCS / "coming-from-claw-r1.md"

@@ -46,8 +46,8 @@ from stepwell.pool.api.policy import ChannelPolicy
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.steps.conversation import MARKERS_IN_TEXT
-from stepwell.steps.sampling import SIDE_CALL
 from stepwell.steps.step import Json
+from stepwell.steps.trainable import SIDE_CALL
 from stepwell.wire.openai import Upstream
 
 MAX_IN_FLIGHT = 20_000

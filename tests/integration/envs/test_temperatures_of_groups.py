@@ -7,7 +7,7 @@ import pytest
 
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataGroup
 from stepwell.envs.loop import lifecycle
-from stepwell.steps.sampling import PROCESSED, RAW
+from stepwell.steps.trainable import PROCESSED, RAW
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool

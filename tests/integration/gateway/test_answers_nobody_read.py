@@ -22,7 +22,7 @@ from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import unpack
-from stepwell.steps.soundness import fault_kind
+from stepwell.steps.trainable import fault_kind
 from tests.integration.gateway.agent import HELLO, Agent, agent_of
 from tests.rig.fake_engine import FakeEngine, Faults, Reply
 from tests.rig.gateways import serve_gateway

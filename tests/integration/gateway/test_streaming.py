@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from stepwell.steps.columns import unpack
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
+from stepwell.steps.trainable import fault_kind
 from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from stepwell.envs import APIServerConfig, ServerManager, gather
-from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
+from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
 from tests.rig.atropos.server import scored_group, serve_atropos
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway

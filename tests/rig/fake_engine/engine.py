@@ -10,7 +10,7 @@ from typing import Self
 
 from aiohttp import web
 
-from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
+from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine.app import create_app
 from tests.rig.fake_engine.asking import Json, PauseMode

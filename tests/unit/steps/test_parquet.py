@@ -9,8 +9,8 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import make_batch
+from stepwell.steps.arrow import ROWS, ParquetReader, ParquetWriter
 from stepwell.steps.columns import pack
-from stepwell.steps.parquet import ROWS, ParquetReader, ParquetWriter
 from stepwell.steps.step import Step
 from tests.builders import make_step, same_step
 

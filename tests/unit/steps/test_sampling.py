@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.steps.sampling import (
+from stepwell.steps.trainable import (
     LeftOutLog,
     constrained_reason,
     sampling_kind,

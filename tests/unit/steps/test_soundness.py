@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.steps.soundness import fault_kind, step_fault, usage_fault
 from stepwell.steps.step import logprobs_array
+from stepwell.steps.trainable import fault_kind, step_fault, usage_fault
 from tests.builders import make_step
 
 

@@ -14,8 +14,7 @@ from stepwell.pool.slices.calls import BeginCall, EndCall, TellCalls
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
-from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step_filter import INCOMPLETE, UNSEEN
+from stepwell.steps.trainable import INCOMPLETE, UNSEEN, fault_kind
 from tests.builders import make_step
 from tests.rig.asked import asked
 from tests.rig.requested import requested

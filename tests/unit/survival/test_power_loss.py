@@ -16,7 +16,7 @@ from stepwell.pool.shard.late_rewards import FOLDER as REWARDS
 from stepwell.pool.shard.lineage import FOLDER as LINEAGE
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.steps.digest import lineage_name
+from stepwell.steps.groups import lineage_name
 from tests.rig.power_loss.archive_main import open_archive
 from tests.rig.power_loss.files_main import CONTENT
 from tests.rig.power_loss.lost_power import as_after_power_loss, preload, run_until_killed, survivors

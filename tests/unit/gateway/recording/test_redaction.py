@@ -19,8 +19,8 @@ from stepwell.gateway.recording.redaction import (
     token_spans,
 )
 from stepwell.steps.prefix_tree import PrefixTree
-from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Step
+from stepwell.steps.trainable import step_fault
 from tests.builders import make_step
 from tests.rig.vocabulary import ADDED_IDS, END_OF_TURN, encode
 from tests.unit.docs_pages import DOCS, blocks

@@ -8,7 +8,7 @@ from stepwell.errors import PoolUnavailable, UnknownTrajectory
 from stepwell.gateway.http.sighting import Sighting
 from stepwell.gateway.recording.step_marks import StepMarks
 from stepwell.pool.api.producing import READ, TrajectoryRef
-from stepwell.steps.step_filter import UNSEEN
+from stepwell.steps.trainable import UNSEEN
 from tests.rig.local_pool import LocalPool
 
 REF, OTHER = TrajectoryRef("t", "p"), TrajectoryRef("other", "p")

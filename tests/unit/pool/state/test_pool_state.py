@@ -50,9 +50,8 @@ from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.pool.state.view import PoolView
 from stepwell.steps.columns import pack, unpack
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, Json
-from stepwell.steps.step_filter import NOT_CONTINUED, UNSEEN, StepFilter
+from stepwell.steps.trainable import NOT_CONTINUED, UNSEEN, StepFilter, fault_kind
 from tests.builders import make_step, new_folder
 
 READS = {
