@@ -29,9 +29,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, memory_bytes, serving
 from benchmarks.report import report
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.follower import ConversationTexts, keys_with_text
+from stepwell.dashboard.index import Search, TrajectoryIndex
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration

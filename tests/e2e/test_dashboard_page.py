@@ -11,8 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.dashboard.login.oidc import OidcClient, OidcLogin
-from stepwell.dashboard.login.people import ListedPeople
+from stepwell.dashboard.login import ListedPeople, OidcClient, OidcLogin
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.watching import TrajectoryState
 from tests.rig.browser import Faults, in_thread, open_browser, open_page

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepwell.demo import engine
-from stepwell.engines.vllm_command import ADDITIONS, base_flags
+from stepwell.engines.vllm_control import ADDITIONS, base_flags
 from tests.rig.tiny_model import make_tiny_model
 
 MODEL_NAME = "tiny"

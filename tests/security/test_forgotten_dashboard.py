@@ -1,8 +1,7 @@
 """A dashboard that has read a subject's conversations loses them when the subject is forgotten."""
 
-from stepwell.dashboard.index.follower import PoolFollower
-from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.follower import ConversationTexts, PoolFollower, keys_with_text
+from stepwell.dashboard.index import TrajectoryIndex
 from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool

@@ -91,13 +91,6 @@ class SideOfSession:
     """`canary` or `stable`."""
     engines: Sequence[EngineReplica]
 
-    def healthy(self, tried: Collection[EngineReplica] = ()) -> list[EngineReplica]:
-        return [engine for engine in self.engines if engine.state is EngineState.HEALTHY and engine not in tried]
-
-    def is_paused(self, tried: Collection[EngineReplica] = ()) -> bool:
-        """A pause is short: its sessions wait. For an engine that waits for weights they do not."""
-        return any(engine.state is EngineState.PAUSED and engine not in tried for engine in self.engines)
-
 
 class SessionSplit:
     def __init__(self, canary: Canary, engines: Sequence[EngineReplica]) -> None:
@@ -156,8 +149,10 @@ class EngineSelector:
         self.note_change()
 
     def remove(self, engine: EngineReplica) -> None:
-        self.engines.remove(engine)
-        self.note_change()
+        """One that has left already is all right."""
+        if engine in self.engines:
+            self.engines.remove(engine)
+            self.note_change()
 
     def note_change(self) -> None:
         """The state of an engine has changed."""
@@ -189,10 +184,11 @@ class EngineSelector:
         """An engine of the session's side; None if the canary has ended, or no engine of that side answers."""
         while (split := self._split) is not None:
             side = split.side_of(sticky)
-            if healthy := side.healthy(tried):
+            if healthy := _untried(side.engines, tried, EngineState.HEALTHY):
                 self.split_counts.calls[side.name] += not tried
                 return self._routing.choose(healthy, sticky)
-            if not side.is_paused(tried):
+            # a pause is short: the side's sessions wait; for an engine that waits for weights they do not
+            if not _untried(side.engines, tried, EngineState.PAUSED):
                 self.split_counts.served_by_other[side.name] += bool(self._left(tried, EngineState.HEALTHY))
                 return None
             await self._wait_for_change(self._left(tried, EngineState.PAUSED))
@@ -206,7 +202,7 @@ class EngineSelector:
             raise EngineUnavailable(self._still_paused(paused)) from None
 
     def _left(self, tried: Collection[EngineReplica], *states: EngineState) -> list[EngineReplica]:
-        return [engine for engine in self.engines if engine.state in states and engine not in tried]
+        return _untried(self.engines, tried, *states)
 
     def _must_wait(self, tried: Collection[EngineReplica]) -> bool:
         return not self._left(tried, EngineState.HEALTHY) and bool(self._left(tried, *WAITED_FOR))
@@ -228,3 +224,9 @@ class EngineSelector:
     def _still_paused(self, engines: Sequence[EngineReplica]) -> str:
         names = ", ".join(f"{engine.address}{engine.why and f' ({engine.why})'}" for engine in engines)
         return f"waited {self._hold_timeout:g} s for a paused engine to resume: {names}"
+
+
+def _untried(
+    engines: Sequence[EngineReplica], tried: Collection[EngineReplica], *states: EngineState
+) -> list[EngineReplica]:
+    return [engine for engine in engines if engine.state in states and engine not in tried]

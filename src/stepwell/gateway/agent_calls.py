@@ -17,7 +17,7 @@ from stepwell.access.caller import Caller
 from stepwell.common.bounded_http import WHEN_GONE
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.engines.fleet import EngineDirectory
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import EngineUnavailable, Overloaded
 from stepwell.gateway.call_in_flight import CallInFlight, RequestedCall, send_error
 from stepwell.gateway.call_resolver import CallPlace, CallResolver, session_key_of

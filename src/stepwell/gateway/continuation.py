@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ABORT, ChoicesReply, ChoicesStream, copy_reasoning, missing_delta

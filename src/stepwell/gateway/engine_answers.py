@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import EngineReply
+from stepwell.engines.replica import EngineReply
 from stepwell.errors import EngineUnavailable, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.engines import shared_watch
+from stepwell.engines import discovery as shared_watch
+from stepwell.engines.discovery import SharedWatch
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
-from stepwell.engines.shared_watch import SharedWatch
 from tests.integration.engines.engine_calls import call, states
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.waiting import until

@@ -9,8 +9,7 @@ import pytest
 
 from stepwell.engines.engine import EngineTimeouts
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replica import EngineState
-from stepwell.engines.replies import EngineReply
+from stepwell.engines.replica import EngineReply, EngineState
 from stepwell.errors import EngineUnavailable
 from tests.integration.engines.engine_calls import (
     ASKED,

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from stepwell.engines.logprobs_mode import PROBE_USER
+from stepwell.engines.capabilities import PROBE_USER
 from tests.rig.fake_engine.admin import BODY, add_admin_routes, add_plain_routes, answering, json_response
 from tests.rig.fake_engine.asking import Ask, Json, RefusedError, fit
 from tests.rig.fake_engine.chat import Chat

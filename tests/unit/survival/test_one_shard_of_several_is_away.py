@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from stepwell.common.retry import Backoff
-from stepwell.dashboard.index.follower import PoolFollower
-from stepwell.dashboard.index.texts import ConversationTexts
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.follower import ConversationTexts, PoolFollower
+from stepwell.dashboard.index import TrajectoryIndex
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.exports.pool_source import all_changes
 from stepwell.pool.api.leasing import HasLeases

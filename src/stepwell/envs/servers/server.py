@@ -17,7 +17,7 @@ import anyio
 import numpy as np
 
 from stepwell.common.optional import require
-from stepwell.engines.logprobs_mode import probe_logprobs_mode
+from stepwell.engines.capabilities import probe_logprobs_mode
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
 from stepwell.envs.servers.asked_sampling import note_sampling
 from stepwell.envs.servers.sequences import asked_sampling, read_turn

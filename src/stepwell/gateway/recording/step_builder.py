@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import DEFAULT_MODEL
-from stepwell.engines.replica import EngineReplica
-from stepwell.engines.replies import EngineReply
+from stepwell.engines.replica import EngineReplica, EngineReply
 from stepwell.errors import BadRequest, NotReady
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.http.metrics import GatewayMetrics

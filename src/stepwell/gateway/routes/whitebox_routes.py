@@ -12,7 +12,7 @@ from stepwell.access.caller import Caller, caller_of
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import Generated
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.dialects.request_sampling import make_explicit
 from stepwell.gateway.http.error_responses import relay
