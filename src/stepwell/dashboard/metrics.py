@@ -151,7 +151,8 @@ def ages_of(stats: PoolStats, opened: Mapping[str, float], now: float) -> dict[s
 
 async def exposition(state: DashboardState) -> tuple[bytes, str]:
     """The text and its content type."""
-    stats, ages = None, {}
+    stats: PoolStats | None = None
+    ages: dict[str, float] = {}
     with suppress(PoolUnavailable):
         stats = await state.stats.get()
         if state.follower.error is None:

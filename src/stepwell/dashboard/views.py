@@ -36,24 +36,6 @@ Row: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseTokens:
-    ids: Sequence[int]
-    texts: Sequence[str]
-    """Empty without a tokenizer."""
-    logprobs: Sequence[float | None]
-    trained: Sequence[bool]
-    versions: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTokens:
-    ids: Sequence[int]
-    texts: Sequence[str]
-    cut: int
-    """Tokens that were left out before these."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
     """One rollout of a group."""
 
@@ -121,27 +103,28 @@ def _step_view(step: Step, new_from: int, decoder: TokenDecoder) -> dict[str, An
         "new_from": new_from,
         "turns": read_turns(prompt_texts, response_texts) if has_texts else (),
         "tokens": _response_tokens(step, response_texts),
-        "prompt_tokens": PromptTokens(
-            ids=new[-PROMPT_TOKENS:].tolist(),
-            texts=prompt_texts[-PROMPT_TOKENS:],
-            cut=max(0, len(new) - PROMPT_TOKENS),
-        ),
+        "prompt_tokens": {
+            "ids": new[-PROMPT_TOKENS:].tolist(),
+            "texts": prompt_texts[-PROMPT_TOKENS:],
+            "cut": max(0, len(new) - PROMPT_TOKENS),  # tokens that were left out before these
+        },
     }
 
 
-def _response_tokens(step: Step, texts: Sequence[str]) -> ResponseTokens:
+def _response_tokens(step: Step, texts: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """`texts` is empty without a tokenizer."""
     length = len(step.response_ids)
     logprobs = [None] * length if step.response_logprobs is None else step.response_logprobs.tolist()
     versions = [step.policy_version] * length
     for span in step.version_spans:
         versions[span.start : span.end] = [span.version] * (min(span.end, length) - span.start)
-    return ResponseTokens(
-        ids=step.response_ids.tolist(),
-        texts=texts,
-        logprobs=[value if value is not None and math.isfinite(value) else None for value in logprobs],
-        trained=[True] * length if step.response_mask is None else step.response_mask.tolist(),
-        versions=versions,
-    )
+    return {
+        "ids": step.response_ids.tolist(),
+        "texts": texts,
+        "logprobs": [value if value is not None and math.isfinite(value) else None for value in logprobs],
+        "trained": [True] * length if step.response_mask is None else step.response_mask.tolist(),
+        "versions": versions,
+    }
 
 
 class NextBatches:

@@ -72,7 +72,8 @@ class EngineDiscovery:
     async def look(self) -> None:
         try:
             async with asyncio.timeout(LOOKUP_TIMEOUT):
-                listed = {self._address(ip) for ip in await self._lookup(self._host, self._port)}
+                found = await self._lookup(self._host, self._port)
+                listed = {f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port}" for ip in found}
             if not listed:
                 self._note_failure("it lists no address")
                 return
@@ -98,9 +99,6 @@ class EngineDiscovery:
                 await self._engines.leave(address)
             del self._missing[address]
             log.info("%s does not list %s any more: it gets no new calls", self._name, address)
-
-    def _address(self, ip: str) -> str:
-        return f"http://[{ip}]:{self._port}" if ":" in ip else f"http://{ip}:{self._port}"
 
     def _note_failure(self, why: str) -> None:
         if why != self._failure:

@@ -12,7 +12,6 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
 from stepwell.engines import ENGINES
@@ -97,7 +96,7 @@ class EngineFleet:
         assert self._directory is not None
         await self._directory.serving_after(None)
         while True:
-            answering = [engine for engine in self._selector.engines if engine.state is not EngineState.DOWN]
+            answering = self._answering()
             versions = {engine.address: engine.reported_version for engine in answering}
             self.is_sync_expected = await self._directory.report_engines(versions)
             now = time.monotonic()
@@ -108,7 +107,7 @@ class EngineFleet:
 
     def why_stuck(self) -> str | None:
         """Why no call is answered, with what to do: all engines wait for weights that nobody brings. None if not so."""
-        answering = [engine for engine in self._selector.engines if engine.state is not EngineState.DOWN]
+        answering = self._answering()
         reasons = [engine.why_it_awaits_sync for engine in answering]
         if self.is_sync_expected is not False or not reasons or not all(reasons):
             return None
@@ -117,6 +116,9 @@ class EngineFleet:
             f"{named}. No trainer is there to sync them. Start the trainer; or, to go on with the weights that the "
             f"engine has, run: stepwell policy set {answering[0].reported_version or 0}"
         )
+
+    def _answering(self) -> list[EngineReplica]:
+        return [engine for engine in self._selector.engines if engine.state is not EngineState.DOWN]
 
     async def _follow_policy(self) -> None:
         """No engine is asked anything here: a rollback must not wait for one that does not answer."""
@@ -156,9 +158,7 @@ class EngineFleet:
         await asyncio.gather(*(self.add(address) for address in self._configured))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for engine in self._selector.engines:
             engine.close()
         self._calls.close()

@@ -59,14 +59,15 @@ def credit_shares(kind: CreditKind, columns: Columns, trajectory_of_S: IndexArra
 
 
 def count_leaves(columns: Columns, trajectory_of_S: IndexArray) -> LeafCounts:
-    ends, lengths = _StepEnds(columns, trajectory_of_S), columns.lengths_S.tolist()
+    ends = _StepEnds(columns, trajectory_of_S)
+    prompts, lengths = columns.prompt_lengths_S.tolist(), columns.lengths_S.tolist()
     below_S, is_leaf_S = np.zeros(len(columns), np.float64), np.zeros(len(columns), np.bool_)
     below_point: dict[Point, float] = {}
     for step in sorted(ends.point_of, key=lengths.__getitem__, reverse=True):  # a step is longer than what it continues
         point = ends.point_of[step]
         is_leaf_S[step] = point not in below_point
         below_S[step] = below_point[point] / len(ends.steps_at[point]) if point in below_point else 1.0
-        if (continued := ends.longest_in_prompt(step)) is not None:
+        if (continued := ends.longest(step, prompts[step])) is not None:
             below_point[continued] = below_point.get(continued, 0.0) + below_S[step]
     return LeafCounts(below_S, is_leaf_S)
 
@@ -77,7 +78,7 @@ class _StepEnds:
     def __init__(self, columns: Columns, trajectory_of_S: IndexArray) -> None:
         bases = bases_within(columns, trajectory_of_S)
         self._bases, self._shared = bases.base_S.tolist(), bases.shared_S.tolist()
-        self._prompts, lengths = columns.prompt_lengths_S.tolist(), columns.lengths_S.tolist()
+        lengths = columns.lengths_S.tolist()
         self.point_of: dict[int, Point] = {}
         self.steps_at: dict[Point, list[int]] = defaultdict(list)
         for step in np.flatnonzero(columns.response_lengths_S).tolist():
@@ -90,12 +91,9 @@ class _StepEnds:
         self._in_base: list[Point | None] = []
         """The longest point among the tokens that a step has in common with its base."""
         for base, shared in zip(self._bases, self._shared, strict=True):
-            self._in_base.append(self._longest(base, shared))
+            self._in_base.append(self.longest(base, shared))
 
-    def longest_in_prompt(self, step: int) -> Point | None:
-        return self._longest(step, self._prompts[step])
-
-    def _longest(self, step: int, limit: int) -> Point | None:
+    def longest(self, step: int, limit: int) -> Point | None:
         """The longest point among the first `limit` tokens of a step."""
         while step != NO_BASE:
             lengths = self._lengths_at.get(step, [])

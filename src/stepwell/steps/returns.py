@@ -159,8 +159,9 @@ class LeftOutSteps:
     def of_group(self, group: int) -> JsonObject:
         """The entries of one group as JSON; empty if there are none."""
         part = self.chosen(np.flatnonzero(self.group_of_E == group))
-        numbers = {name.removesuffix("_E"): _as_json(getattr(part, name)) for name in NUMBERS}
-        return {"trajectory_uids": part.trajectory_uids, **numbers} if len(part) else {}
+        entries: dict[str, Any] = {"trajectory_uids": part.trajectory_uids}
+        entries |= {name.removesuffix("_E"): _as_json(getattr(part, name)) for name in NUMBERS}
+        return entries if len(part) else {}
 
 
 NUMBERS: Mapping[str, type[np.generic]] = {

@@ -146,14 +146,10 @@ def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexA
 def bases_within(columns: Columns, trajectory_of_S: IndexArray) -> PrefixLinks:
     """The prefix tree of a batch, in which no step builds on one of another trajectory."""
     bases = columns.bases
-    if bases is None or _crosses_trajectories(bases, trajectory_of_S):
+    # a step builds on one of another trajectory if a trajectory was divided after it was shipped
+    if bases is None or ((bases.base_S != NO_BASE) & (trajectory_of_S[bases.base_S] != trajectory_of_S)).any():
         return find_bases(columns.expanded(), trajectory_of_S)
     return bases
-
-
-def _crosses_trajectories(bases: PrefixLinks, trajectory_of_S: IndexArray) -> bool:
-    """Does a step build on one of another trajectory? So it is if a trajectory was divided after it was shipped."""
-    return bool(((bases.base_S != NO_BASE) & (trajectory_of_S[bases.base_S] != trajectory_of_S)).any())
 
 
 def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> PrefixLinks:
