@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
 
@@ -114,7 +114,7 @@ class EngineReplica:
         """The engine has answered the probe of its sampling since it was probed."""
         self._probe_sampling_at = 0.0
         """Monotonic time from which it may be asked."""
-        self._checked_at = 0.0
+        self.checked_at = 0.0
         """Monotonic time at which the last check began, or at which a call found it down."""
         self._urls: dict[str, URL] = {}
 
@@ -126,7 +126,7 @@ class EngineReplica:
         return url
 
     def set_down(self, why: str) -> None:
-        self._checked_at = time.monotonic()
+        self.checked_at = time.monotonic()
         self._lose(why)
 
     def _lose(self, why: str) -> None:
@@ -139,24 +139,15 @@ class EngineReplica:
         await self._checking.fresh()
 
     def report(self) -> EngineReport:
-        return EngineReport(
-            address=self.address,
-            facts=self.facts,
-            probed=self.probed,
-            state=self.state,
-            why=self.why,
-            weight_version=self.weight_version,
-            version_checked_at=self.version_checked_at,
-            checked_at=self._checked_at,
-        )
+        return EngineReport(**{field.name: getattr(self, field.name) for field in fields(EngineReport)})
 
     def take(self, report: EngineReport) -> None:
         """Takes over what another process saw, unless this one has seen it later."""
         if report.version_checked_at > self.version_checked_at and report.weight_version is not None:
             self._note_version(report.weight_version, report.version_checked_at)
-        if report.checked_at <= self._checked_at:
+        if report.checked_at <= self.checked_at:
             return
-        self._checked_at = report.checked_at
+        self.checked_at = report.checked_at
         if not report.probed:
             self._lose(report.why)
             return
@@ -228,13 +219,13 @@ class EngineReplica:
             return
         self.probed = True
         if await self._is_paused():
-            self._checked_at = began
+            self.checked_at = began
             self._set_state(EngineState.PAUSED)
             return
         if not self._sampling_known and began >= self._probe_sampling_at:
             await self._probe_sampling()
         await self.version_after()  # after the pause and before new calls, so none of their tokens is older
-        why, self._checked_at = self._why_unsynced(), began
+        why, self.checked_at = self._why_unsynced(), began
         self._set_state(EngineState.UNSYNCED if why else EngineState.HEALTHY, why)
 
     async def _is_paused(self) -> bool:

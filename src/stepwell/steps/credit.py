@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import NO_BASE, Columns
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.rows import bases_within
+from stepwell.steps.rows import PrefixPoints, bases_within
 from stepwell.steps.step import BoolArray
 
 CreditKind: TypeAlias = Literal["root", "leaf", "split"]
@@ -59,30 +59,27 @@ def credit_shares(kind: CreditKind, columns: Columns, trajectory_of_S: IndexArra
 
 
 def count_leaves(columns: Columns, trajectory_of_S: IndexArray) -> LeafCounts:
-    ends = _StepEnds(columns, trajectory_of_S)
-    prompts, lengths = columns.prompt_lengths_S.tolist(), columns.lengths_S.tolist()
+    ends, lengths = _StepEnds(columns, trajectory_of_S), columns.lengths_S.tolist()
     below_S, is_leaf_S = np.zeros(len(columns), np.float64), np.zeros(len(columns), np.bool_)
     below_point: dict[Point, float] = {}
     for step in sorted(ends.point_of, key=lengths.__getitem__, reverse=True):  # a step is longer than what it continues
         point = ends.point_of[step]
         is_leaf_S[step] = point not in below_point
         below_S[step] = below_point[point] / len(ends.steps_at[point]) if point in below_point else 1.0
-        if (continued := ends.longest(step, prompts[step])) is not None:
+        if (continued := ends.longest_in_prompt(step)) is not None:
             below_point[continued] = below_point.get(continued, 0.0) + below_S[step]
     return LeafCounts(below_S, is_leaf_S)
 
 
-class _StepEnds:
+class _StepEnds(PrefixPoints):
     """The points of the prefix tree at which steps end."""
 
     def __init__(self, columns: Columns, trajectory_of_S: IndexArray) -> None:
-        bases = bases_within(columns, trajectory_of_S)
-        self._bases, self._shared = bases.base_S.tolist(), bases.shared_S.tolist()
-        lengths = columns.lengths_S.tolist()
+        super().__init__(columns, bases_within(columns, trajectory_of_S))
         self.point_of: dict[int, Point] = {}
         self.steps_at: dict[Point, list[int]] = defaultdict(list)
         for step in np.flatnonzero(columns.response_lengths_S).tolist():
-            self.point_of[step] = point = (self._first_step(step, lengths[step]), lengths[step])
+            self.point_of[step] = point = (self._first_step(step, self._lengths[step]), self._lengths[step])
             self.steps_at[point].append(step)
         self._lengths_at: dict[int, list[int]] = defaultdict(list)
         """The lengths of the points that lie among the tokens which a step adds, in order."""
@@ -91,9 +88,12 @@ class _StepEnds:
         self._in_base: list[Point | None] = []
         """The longest point among the tokens that a step has in common with its base."""
         for base, shared in zip(self._bases, self._shared, strict=True):
-            self._in_base.append(self.longest(base, shared))
+            self._in_base.append(self._longest(base, shared))
 
-    def longest(self, step: int, limit: int) -> Point | None:
+    def longest_in_prompt(self, step: int) -> Point | None:
+        return self._longest(step, self._prompts[step])
+
+    def _longest(self, step: int, limit: int) -> Point | None:
         """The longest point among the first `limit` tokens of a step."""
         while step != NO_BASE:
             lengths = self._lengths_at.get(step, [])
@@ -103,8 +103,3 @@ class _StepEnds:
                 return self._in_base[step]
             step = self._bases[step]
         return None
-
-    def _first_step(self, step: int, length: int) -> int:
-        while self._shared[step] >= length > 0:
-            step = self._bases[step]
-        return step
