@@ -116,7 +116,10 @@ class ConversationTexts:
         self._nbytes += entry.nbytes
         heapq.heappush(self._oldest, (snapshot.started_at, key))
         while self._nbytes > self._max_bytes:
-            self._remove_oldest()
+            started_at, oldest = heapq.heappop(self._oldest)
+            if oldest in self._texts:
+                self._remove_text(oldest)
+                self._floor = max(self._floor, started_at)
         _prune(self._oldest, self._texts)
 
     def remove(self, keys: Sequence[TrajectoryKey]) -> None:
@@ -132,12 +135,6 @@ class ConversationTexts:
         entry = self._texts.pop(key, None)
         if entry is not None:
             self._nbytes -= entry.nbytes
-
-    def _remove_oldest(self) -> None:
-        started_at, key = heapq.heappop(self._oldest)
-        if key in self._texts:
-            self._remove_text(key)
-            self._floor = max(self._floor, started_at)
 
 
 def keys_with_text(texts: Mapping[TrajectoryKey, IndexedText], text: str) -> list[TrajectoryKey]:

@@ -217,9 +217,8 @@ class TrajectoryIndex:
         if search.prompt_uid is not None:
             candidates &= self._mask(self._row_of[key] for key in self._by_prompt.get(search.prompt_uid, ()))
         if search.uid is not None:
-            candidates = self._mask(
-                row for row in np.flatnonzero(candidates).tolist() if self._has_uid(row, search.uid)
-            )
+            uids = ((row, self._snapshots[row]) for row in np.flatnonzero(candidates).tolist())
+            candidates = self._mask(row for row, one in uids if one is not None and search.uid in one.trajectory_uid)
         if among is not None:
             candidates &= self._mask(row for key in among if (row := self._row_of.get(key)) is not None)
         matched = np.flatnonzero(candidates & (failed == 0))
@@ -257,10 +256,6 @@ class TrajectoryIndex:
             if bound is not None:
                 rows &= holds(self._column(column), bound)
         return rows
-
-    def _has_uid(self, row: int, part: str) -> bool:
-        snapshot = self._snapshots[row]
-        return snapshot is not None and part in snapshot.trajectory_uid
 
     def _ordered(self, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
         """Rows without the value come last. Equal rows are in the order in which they were added, or its reverse."""
