@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
 
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest, EngineUnavailable
@@ -30,54 +29,43 @@ RESUME_TOGETHER = 0.2
 WHOLE = 2**64
 
 
-class Routing(Protocol):
-    def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
-        """One of `engines`, which is not empty, for a call of the trajectory `sticky`."""
-
-
 class RoundRobin:
-    """Each engine in turn."""
+    """Each engine in turn. Other routings take turns among those that they prefer."""
 
     def __init__(self) -> None:
         self._turn = -1
 
     def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
+        """One of `engines`, which is not empty, for a call of the trajectory `sticky`."""
         self._turn = (self._turn + 1) % len(engines)
         return engines[self._turn]
 
 
-class LeastBusy:
+class LeastBusy(RoundRobin):
     """The engine with the fewest calls in flight; among equals, each in turn."""
-
-    def __init__(self) -> None:
-        self._turns = RoundRobin()
 
     def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         fewest = min(engine.in_flight for engine in engines)
-        return self._turns.choose([engine for engine in engines if engine.in_flight == fewest], sticky)
+        return super().choose([engine for engine in engines if engine.in_flight == fewest], sticky)
 
 
-class Sticky:
-    """The same engine for all calls of a trajectory, so that they hit its prefix cache.
+class Sticky(RoundRobin):
+    """The same engine for all calls of a trajectory, so that they hit its prefix cache; calls of none take turns.
 
     Rendezvous hashing: when an engine is lost, only its own trajectories move; when it returns, they move back. The
     choice is the same in every process.
     """
 
-    def __init__(self) -> None:
-        self._turns = RoundRobin()
-        """The turns for calls that belong to no trajectory."""
-
     def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         if not sticky:
-            return self._turns.choose(engines, sticky)
+            return super().choose(engines, sticky)
         return max(engines, key=lambda engine: blake2b(f"{sticky} {engine.address}".encode(), digest_size=8).digest())
 
 
-ROUTINGS: Mapping[str, type[Routing]] = {"round_robin": RoundRobin, "least_busy": LeastBusy, "sticky": Sticky}
+ROUTINGS: Mapping[str, type[RoundRobin]] = {"round_robin": RoundRobin, "least_busy": LeastBusy, "sticky": Sticky}
 
 
-def routing_named(name: str) -> Routing:
+def routing_named(name: str) -> RoundRobin:
     if name not in ROUTINGS:
         raise BadRequest(f"no routing is called {name!r}; there are: {', '.join(ROUTINGS)}")
     return ROUTINGS[name]()
@@ -121,7 +109,7 @@ class SplitCounts:
 
 
 class EngineSelector:
-    def __init__(self, routing: Routing, hold_timeout: float) -> None:
+    def __init__(self, routing: RoundRobin, hold_timeout: float) -> None:
         """`hold_timeout`: seconds a call waits for paused engines."""
         self.engines: list[EngineReplica] = []
         self._routing = routing
