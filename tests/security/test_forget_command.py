@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.commands.forget import forget
 from stepwell.errors import BadRequest
 from stepwell.pool.api.plan import PoolPlan
@@ -13,8 +15,6 @@ from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.steps.arrow import ParquetWriter, step_groups_to_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import StepGroup
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
 
 ALICE, BOB = "alice@example.org", "bob@example.org"
 

@@ -2,14 +2,14 @@ import asyncio
 import threading
 from collections.abc import ItemsView
 
+from rig.dashboard import MadeUpPool
+from rig.made_up_rollouts import RigTokenizer
+from rig.waiting import until
 from stepwell.dashboard.follower import ConversationTexts, IndexedText
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.index import Search, TrajectoryKey
 from stepwell.dashboard.queries import DashboardState
 from stepwell.pool.api.plan import PoolPlan
-from tests.rig.dashboard import MadeUpPool
-from tests.rig.made_up_rollouts import RigTokenizer
-from tests.rig.waiting import until
 from tests.unit.dashboard.summaries import make_summary, told
 
 
