@@ -25,9 +25,7 @@ from stepwell.access.route_guard import RouteGuard
 from stepwell.access.route_table import ATROPOS_ROUTES
 from stepwell.atropos import http
 from stepwell.atropos.http import AtroposRequest, json_response
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registries, RegistryFile
-from stepwell.atropos.routes import AtroposRoutes
+from stepwell.atropos.registry import AtroposMetrics, Registries, RegistryFile
 from stepwell.common.cross_site import JSON, CrossSiteCheck
 from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.errors import Forbidden, StepwellError

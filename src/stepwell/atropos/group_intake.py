@@ -24,8 +24,7 @@ import numpy as np
 import orjson
 
 from stepwell.atropos.http import IN_THREAD, AtroposRequest
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registry
+from stepwell.atropos.registry import AtroposMetrics, Registry
 from stepwell.common.coalescing import BatchSender
 from stepwell.errors import BadRequest, PoolFull, TooLarge
 from stepwell.pool.api.producing import TRAIN, Registration, SubmitVerdict

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Attempt, JudgementOutcome, Score
-from stepwell.rewards.attempt import shortened
+from stepwell.rewards.function import shortened
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.rewards.sample import sample_of

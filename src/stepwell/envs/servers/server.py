@@ -19,8 +19,7 @@ import numpy as np
 from stepwell.common.optional import require
 from stepwell.engines.capabilities import probe_logprobs_mode
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
-from stepwell.envs.servers.asked_sampling import note_sampling
-from stepwell.envs.servers.sequences import asked_sampling, read_turn
+from stepwell.envs.servers.sequences import asked_sampling, note_sampling, read_turn
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.steps.step import JsonObject
 from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
