@@ -17,7 +17,7 @@ from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.slice import Slice
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 EVERYTHING = StepFilter(Exactness.RETOKENIZED, untrainable=True)
 """The filter of a consumer that takes all there is."""

@@ -22,7 +22,7 @@ from rig.fake_engine.generation import Generation, Shape
 from rig.fake_engine.plain import as_plain, refuse_unknown_fields
 from rig.fake_engine.sampling import sample
 from rig.fake_engine.writing import awkward_pieces, encode_payload, event
-from stepwell.engines.logprobs_mode import PROBE_USER
+from stepwell.engines.capabilities import PROBE_USER
 
 if TYPE_CHECKING:
     from rig.fake_engine.engine import FakeEngine

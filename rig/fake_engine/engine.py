@@ -18,7 +18,7 @@ from rig.fake_engine.faults import Faults, FaultSwitch
 from rig.fake_engine.generation import Generation
 from rig.fake_engine.sampling import Reply
 from rig.vocabulary import encode
-from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
+from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
 
 REMEMBERED, REMEMBERED_GENERATIONS = 1000, 100
 

@@ -18,7 +18,7 @@ from stepwell.gateway.dialects.dialect import DialectContext
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.dialects.side_calls import writes_markers
 from stepwell.rewards.sample import sample_of
-from stepwell.steps.sampling import untrainable_reason
+from stepwell.steps.trainable import untrainable_reason
 from stepwell.wire.openai import Upstream
 
 CONTROL = "control-key-of-this-test"

@@ -30,8 +30,6 @@ SHARED_MODULES: Mapping[str, str] = {
     "scoring": "trajectories that reward workers score",
     "series": "counts per interval of time",
     "sessions": "conversations of users, whose ends nobody declares",
-    "status": "the state of everything, on one screen",
-    "trajectories": "the trajectories that a process knows",
     "watching": "reading a pool by its changes",
 }
 """Module names that appear in several packages, with the one meaning they have in all of them."""

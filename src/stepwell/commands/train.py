@@ -22,7 +22,7 @@ from stepwell.commands.processes import StartupScreen
 from stepwell.commands.sections import PoolSection
 from stepwell.common.function_loading import load_member
 from stepwell.common.optional import require
-from stepwell.engines.vllm_command import one_line
+from stepwell.engines.vllm_control import one_line
 from stepwell.errors import BadRequest, FetchTimeout, NotReady, SyncFailed
 from stepwell.pool.client import DataPool
 

@@ -48,8 +48,7 @@ HOMES = tuple(
         *("pool.api.transport", "pool.api.watching", "pool.client.link_messages"),
         *("pool.slices.calls", "pool.slices.curation", "pool.slices.forgetting", "pool.slices.policy"),
         *("pool.slices.scoring", "pool.slices.sessions", "pool.slices.steps", "pool.slices.trajectories"),
-        *("pool.slices.watching", "steps.columns", "steps.left_out"),
-        *("steps.returns", "steps.step", "steps.step_filter"),
+        *("pool.slices.watching", "steps.columns", "steps.returns", "steps.step", "steps.trainable"),
     )
 )
 """The modules of all classes that travel. A process may be sent a class of which it has not imported the module yet."""

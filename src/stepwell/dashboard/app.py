@@ -18,14 +18,14 @@ from stepwell.dashboard import http
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.http import STATUS
 from stepwell.dashboard.metrics import exposition
+from stepwell.dashboard.queries import DashboardState
 from stepwell.dashboard.routes import api_router
-from stepwell.dashboard.state import DashboardState
 from stepwell.errors import StepwellError
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 
 if TYPE_CHECKING:
-    from stepwell.dashboard.login.oidc import OidcLogin  # needs the extra `oidc`
+    from stepwell.dashboard.login import OidcLogin  # needs the extra `oidc`
 
 OFF = "Nobody can log in here: this dashboard was started without --oidc-issuer. Use a key."
 PAGE = Path(__file__).parent / "page"
@@ -66,7 +66,14 @@ def create_dashboard(
     http.install(app, RouteGuard(keys, audit), CrossSiteCheck(hosts), login.caller if login else None)
     app.include_router(api_router(state))
     app.include_router(login_router(login))
-    app.include_router(page_router())
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        return _page_file("index.html")
+
+    @app.get(STATIC, include_in_schema=False)
+    async def static(name: str) -> Response:
+        return _page_file(name)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -80,20 +87,6 @@ def create_dashboard(
         return Response(body, media_type=content_type)
 
     return app
-
-
-def page_router() -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return _page_file("index.html")
-
-    @router.get(STATIC, include_in_schema=False)
-    async def static(name: str) -> Response:
-        return _page_file(name)
-
-    return router
 
 
 def _page_file(name: str) -> Response:

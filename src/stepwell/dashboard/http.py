@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stepwell import errors
 from stepwell.access.caller import Caller
 from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import DASHBOARD_ROUTES, STATIC, STATIC_ROOT, Route
+from stepwell.access.route_table import DASHBOARD_ROUTES, STATIC, STATIC_ROOT
 from stepwell.common import cross_site
 from stepwell.common.input_errors import dotted, explain_all
 from stepwell.pool.api.watching import TrajectorySnapshot
@@ -91,8 +91,7 @@ def error_response(status: int, message: str, **more: str) -> Response:
 def install(
     app: FastAPI, guard: RouteGuard, check: cross_site.CrossSiteCheck, find_person: FindPerson | None = None
 ) -> None:
-    app.add_middleware(OriginGuard, check=check)
-    app.add_middleware(KeyGuard, guard=guard, find_person=find_person)  # around it: its headers are in every response
+    app.add_middleware(RequestGuard, guard=guard, check=check, find_person=find_person)
 
     @app.exception_handler(errors.StepwellError)
     async def known(_: Request, failure: errors.StepwellError) -> Response:
@@ -111,37 +110,29 @@ def install(
         return error_response(500, f"the dashboard failed ({type(failure).__name__}); its log says more")
 
 
-class OriginGuard:
-    """Refuses requests of other sites before a route reads them."""
+class RequestGuard:
+    """Checks the key or the cookie, and then which site asks, before the request is read; and adds the headers to every
+    response."""
 
-    def __init__(self, app: ASGIApp, check: cross_site.CrossSiteCheck) -> None:
-        self._app = app
-        self._check = check
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer: ASGIApp = self._app
-        if scope["type"] == "http":
-            try:
-                self._check.check(scope["method"], scope["headers"])
-            except errors.StepwellError as failure:
-                answer = error_response(STATUS[type(failure)], str(failure))
-        await answer(scope, receive, send)
-
-
-class KeyGuard:
-    """Checks the key or the cookie before the request is read, and adds the headers to every response."""
-
-    def __init__(self, app: ASGIApp, guard: RouteGuard, find_person: FindPerson | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        guard: RouteGuard,
+        check: cross_site.CrossSiteCheck,
+        find_person: FindPerson | None = None,
+    ) -> None:
         """Without `find_person`, nobody can log in."""
         self._app = app
         self._guard = guard
+        self._check = check
         self._find_person = find_person
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_data = scope["path"].startswith(("/api", "/metrics", f"/{LOGIN}"))
+        path = scope["path"]
+        is_data = path.startswith(("/api", "/metrics", f"/{LOGIN}"))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -150,22 +141,22 @@ class KeyGuard:
                 headers["Cache-Control"] = "no-store" if is_data else "no-cache"
             await send(message)
 
-        route = route_of(scope["method"], scope["path"])
+        route = DASHBOARD_ROUTES.find(scope["method"], STATIC if path.startswith(STATIC_ROOT) else path)
         key = dict(scope["headers"]).get(b"authorization")
         by_cookie = self._find_person if key is None and not route.is_open else None
         person = by_cookie(HTTPConnection(scope)) if by_cookie else None
         try:
             caller = self._guard.admit(route, scope, key, person=person)
-        except errors.StepwellError as failure:
-            await self._refusal(failure)(scope, receive, send_with_headers)
+        except errors.StepwellError as failure:  # the refusal says where to log in, if that would help
+            more = {"login": LOGIN} if self._find_person and isinstance(failure, errors.Forbidden) else {}
+            await error_response(STATUS[type(failure)], str(failure), **more)(scope, receive, send_with_headers)
         else:
-            await self._guard.serve(self._app, route, caller, scope, receive, send_with_headers)
+            await self._guard.serve(self._serve_no_other_site, route, caller, scope, receive, send_with_headers)
 
-    def _refusal(self, failure: errors.StepwellError) -> Response:
-        """The refusal; it says where to log in, if that would help."""
-        more = {"login": LOGIN} if self._find_person and isinstance(failure, errors.Forbidden) else {}
-        return error_response(STATUS[type(failure)], str(failure), **more)
-
-
-def route_of(method: str, path: str) -> Route:
-    return DASHBOARD_ROUTES.find(method, STATIC if path.startswith(STATIC_ROOT) else path)
+    async def _serve_no_other_site(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: ASGIApp = self._app
+        try:
+            self._check.check(scope["method"], scope["headers"])
+        except errors.StepwellError as failure:
+            answer = error_response(STATUS[type(failure)], str(failure))
+        await answer(scope, receive, send)

@@ -8,6 +8,7 @@ Invariants:
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -15,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from stepwell.dashboard.state import DashboardState
+from stepwell.dashboard.queries import DashboardState
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.stats import ChannelStats, PoolStats, StepCount
 
@@ -150,25 +151,22 @@ def ages_of(stats: PoolStats, opened: Mapping[str, float], now: float) -> dict[s
 
 async def exposition(state: DashboardState) -> tuple[bytes, str]:
     """The text and its content type."""
+    stats: PoolStats | None = None
+    ages: dict[str, float] = {}
+    with suppress(PoolUnavailable):
+        stats = await state.stats.get()
+        if state.follower.error is None:
+            ages = ages_of(stats, state.index.oldest_held(), time.time())
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
-    registry.register(_Collected(list(await _families(state))))
+    registry.register(_Collected(families(stats, ages)))
     encode, content_type = choose_encoder("")
     return encode(registry), content_type
 
 
-async def _families(state: DashboardState) -> Iterator[Metric]:
-    try:
-        stats = await state.stats.get()
-    except PoolUnavailable:
-        return families(None, {})
-    is_current = state.follower.error is None
-    return families(stats, ages_of(stats, state.index.oldest_held(), time.time()) if is_current else {})
-
-
 class _Collected(Collector):
     def __init__(self, found: Iterable[Metric]) -> None:
-        self._found = found
+        self._found = list(found)
 
     def collect(self) -> Iterable[Metric]:
         return self._found

@@ -8,10 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from stepwell.access.caller import caller_of
 from stepwell.dashboard.http import json_response
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.queries import DashboardQueries
-from stepwell.dashboard.state import MAX_SERIES_SECONDS, DashboardState
-from stepwell.dashboard.status import read_status
+from stepwell.dashboard.index import Search
+from stepwell.dashboard.queries import MAX_SERIES_SECONDS, DashboardState, read_status
 from stepwell.errors import BadRequest
 from stepwell.pool.client import Curation, CurationAction
 
@@ -62,7 +60,6 @@ class CurationAsked(DashboardBody):
 
 
 def api_router(state: DashboardState) -> APIRouter:
-    queries = DashboardQueries(state)
     router = APIRouter(prefix="/api")
 
     @router.get("/me")
@@ -88,7 +85,7 @@ def api_router(state: DashboardState) -> APIRouter:
     @router.get("/trajectories")
     async def trajectories(search: Annotated[Search, Query()]) -> Response:
         """A page of the trajectories that match every filter."""
-        found = await queries.find(search)
+        found = await state.find(search)
         return json_response(
             {
                 "total": found.total,
@@ -102,12 +99,12 @@ def api_router(state: DashboardState) -> APIRouter:
     @router.get("/trajectory")
     async def trajectory(trajectory_uid: Uid, prompt_uid: Uid) -> Response:
         """One trajectory, step by step and token by token."""
-        return json_response(await queries.trajectory((trajectory_uid, prompt_uid)))
+        return json_response(await state.trajectory((trajectory_uid, prompt_uid)))
 
     @router.get("/group")
     async def group(prompt_uid: Uid, group: int | None = None, shard: str | None = None) -> Response:
         """The rollouts of one group; without a group, of the prompt's last one."""
-        return json_response(await queries.group(prompt_uid, group, shard or None))
+        return json_response(await state.group(prompt_uid, group, shard or None))
 
     @router.get("/preview")
     async def preview(channel: Uid) -> Response:

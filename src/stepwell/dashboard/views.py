@@ -1,42 +1,38 @@
-"""Trajectories and groups in the form that the page shows, made from steps. Pure, but slow: call it in a thread."""
+"""Trajectories, groups and the next batches in the form that the page shows. Views of steps are pure, but slow: call
+them in a thread."""
 
+import asyncio
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from stepwell.common.coalescing import SharedAnswer
 from stepwell.common.tokenizers import TokenDecoder
-from stepwell.dashboard.index.trajectories import TrajectoryKey, key_of
+from stepwell.dashboard.follower import by_trajectory
+from stepwell.dashboard.index import TrajectoryKey, key_of
+from stepwell.errors import BadRequest
+from stepwell.pool.api.leasing import BatchRequest, ExactFill
+from stepwell.pool.api.preview import BatchPreview, PreviewItem
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.client import PoolClient
 from stepwell.steps.advantages import group_advantages
 from stepwell.steps.conversation import read_turns, shared_length
-from stepwell.steps.schema import SHOWN
-from stepwell.steps.step import IntArray, Step
+from stepwell.steps.step import SHOWN, Step
 
 PROMPT_TOKENS = 4_000
 LAST_CHARACTERS = 2_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseTokens:
-    ids: Sequence[int]
-    texts: Sequence[str]
-    """Empty without a tokenizer."""
-    logprobs: Sequence[float | None]
-    trained: Sequence[bool]
-    versions: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptTokens:
-    ids: Sequence[int]
-    texts: Sequence[str]
-    cut: int
-    """Tokens that were left out before these."""
+BEGINNING_TOKENS, BEGINNING_CHARACTERS = 2_000, 160
+"""Of a prompt, in the list of the next batches."""
+PROMPTS_READ = 40
+"""Prompts that one request reads from the pool. The others come with the next requests."""
+PROMPTS_KEPT = 2_000
+Row: TypeAlias = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,26 +103,117 @@ def _step_view(step: Step, new_from: int, decoder: TokenDecoder) -> dict[str, An
         "new_from": new_from,
         "turns": read_turns(prompt_texts, response_texts) if has_texts else (),
         "tokens": _response_tokens(step, response_texts),
-        "prompt_tokens": _prompt_tokens(new, prompt_texts),
+        "prompt_tokens": {
+            "ids": new[-PROMPT_TOKENS:].tolist(),
+            "texts": prompt_texts[-PROMPT_TOKENS:],
+            "cut": max(0, len(new) - PROMPT_TOKENS),  # tokens that were left out before these
+        },
     }
 
 
-def _response_tokens(step: Step, texts: Sequence[str]) -> ResponseTokens:
+def _response_tokens(step: Step, texts: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """`texts` is empty without a tokenizer."""
     length = len(step.response_ids)
     logprobs = [None] * length if step.response_logprobs is None else step.response_logprobs.tolist()
     versions = [step.policy_version] * length
     for span in step.version_spans:
         versions[span.start : span.end] = [span.version] * (min(span.end, length) - span.start)
-    return ResponseTokens(
-        ids=step.response_ids.tolist(),
-        texts=texts,
-        logprobs=[value if value is not None and math.isfinite(value) else None for value in logprobs],
-        trained=[True] * length if step.response_mask is None else step.response_mask.tolist(),
-        versions=versions,
-    )
+    return {
+        "ids": step.response_ids.tolist(),
+        "texts": texts,
+        "logprobs": [value if value is not None and math.isfinite(value) else None for value in logprobs],
+        "trained": [True] * length if step.response_mask is None else step.response_mask.tolist(),
+        "versions": versions,
+    }
 
 
-def _prompt_tokens(new: IntArray, texts: Sequence[str]) -> PromptTokens:
-    return PromptTokens(
-        ids=new[-PROMPT_TOKENS:].tolist(), texts=texts[-PROMPT_TOKENS:], cut=max(0, len(new) - PROMPT_TOKENS)
-    )
+class NextBatches:
+    """The next batches by channel. Any number of viewers cost the pool as much as one."""
+
+    def __init__(self, pool: PoolClient, decoder: TokenDecoder) -> None:
+        self._pool = pool
+        self._decoder = decoder
+        self._previews: dict[str, SharedAnswer[BatchPreview]] = {}
+        self._prompts: dict[TrajectoryKey, str] = {}
+        """The beginnings of prompts that were read, the oldest first."""
+
+    async def of(self, channel: str, known: Sequence[str]) -> dict[str, object]:
+        """BadRequest if it is not one of the known channels."""
+        if channel not in known:
+            raise BadRequest(f"there is no channel {channel!r}; the pool has {', '.join(known) or 'none yet'}")
+        if channel not in self._previews:
+            self._previews[channel] = SharedAnswer(partial(self._pool.preview, channel))
+        preview = await self._previews[channel].get()
+        batch, waiting = _by_group(preview.items), _by_group(preview.waiting)
+        await self._read_prompts([_first_key(items) for items in (*batch, *waiting)])
+        return {
+            "asked_at": preview.asked_at,
+            "request": _request(preview.request),
+            "is_complete": preview.is_complete,
+            "waits_for": preview.waits_for,
+            "missing": preview.missing,
+            "batch": [_row(items, self._prompts) for items in batch],
+            "waiting": [_row(items, self._prompts) for items in waiting],
+        }
+
+    async def close(self) -> None:
+        for preview in self._previews.values():
+            await preview.close()
+
+    async def _read_prompts(self, keys: Sequence[TrajectoryKey]) -> None:
+        unread = [key for key in dict.fromkeys(keys) if key not in self._prompts][:PROMPTS_READ]
+        if unread and not self._decoder.why_not():
+            columns = await self._pool.read(unread)
+
+            def decode() -> dict[TrajectoryKey, str]:
+                return {key: prompt_beginning(steps[0], self._decoder) for key, steps in by_trajectory(columns)}
+
+            self._prompts |= await asyncio.to_thread(decode)
+            while len(self._prompts) > PROMPTS_KEPT:
+                del self._prompts[next(iter(self._prompts))]
+
+
+def _by_group(items: Sequence[PreviewItem]) -> list[list[PreviewItem]]:
+    """The items in the order of their first ones: trajectories and steps of a group that are taken singly are shown
+    together. What has no trajectory is not shown."""
+    groups: dict[tuple[str, int], list[PreviewItem]] = {}
+    for item in items:
+        if item.trajectories:
+            groups.setdefault((item.shard, item.group), []).append(item)
+    return list(groups.values())
+
+
+def _first_key(items: Sequence[PreviewItem]) -> TrajectoryKey:
+    return items[0].trajectories[0], items[0].prompt_uid
+
+
+def _row(items: Sequence[PreviewItem], prompts: Mapping[TrajectoryKey, str]) -> Row:
+    first = items[0]
+    rewards = {uid: r for item in items for uid, r in zip(item.trajectories, item.rewards, strict=True)}
+    return {
+        **{name: getattr(first, name) for name in ("prompt_uid", "group", "shard", "source", "size", "opened_at")},
+        "prompt": prompts.get(_first_key(items), ""),
+        "rollouts": len(rewards),
+        "rewards": list(rewards.values()),
+        "steps": sum(item.steps for item in items),
+        "oldest_version": min((item.oldest_version for item in items if item.oldest_version is not None), default=None),
+        "behind": max(item.behind for item in items),
+        "from_history": first.from_history,
+        "why": first.why,
+    }
+
+
+def prompt_beginning(step: Step, decoder: TokenDecoder) -> str:
+    """The beginning of the first thing that a user says; of the whole prompt, if nobody is a user."""
+    turns = read_turns(decoder.texts(step.prompt_ids[:BEGINNING_TOKENS].tolist()), [])
+    said = next((turn.text for turn in turns if turn.role == "user"), turns[0].text if turns else "")
+    return " ".join(said.split())[:BEGINNING_CHARACTERS]
+
+
+def _request(request: BatchRequest | ExactFill) -> Row:
+    step_filter = request.step_filter
+    terms: Row = {"min_exactness": step_filter.min_exactness, "untrainable": step_filter.untrainable}
+    if isinstance(request, ExactFill):
+        return {"kind": "exact", "count": request.trajectories, "unit": "trajectories", **terms}
+    fetch = {"count": request.count, "unit": request.unit, "order": request.order, "history": request.history}
+    return {"kind": "fetch", **fetch, **terms}

@@ -12,7 +12,6 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
 from stepwell.engines import ENGINES
@@ -26,8 +25,7 @@ from stepwell.engines.engine import (
     engine_address,
     failure_text,
 )
-from stepwell.engines.replica import EngineReplica, EngineState
-from stepwell.engines.replies import EngineReply, RefusedReply
+from stepwell.engines.replica import EngineReplica, EngineReply, EngineState, RefusedReply
 from stepwell.engines.routing import EngineSelector, SplitCounts, routing_named
 from stepwell.errors import BadRequest, EngineUnavailable, PoolUnavailable
 from stepwell.pool.api.policy import Serving
@@ -81,8 +79,8 @@ class EngineFleet:
         self._kinds = tuple(kinds)
         self._configured = tuple(addresses)
         self._directory: EngineDirectory | None = None
-        self._sync_expected: bool | None = None
-        """A trainer lives that syncs weights; None if the pool has not been asked yet."""
+        self.is_sync_expected: bool | None = None
+        """A trainer lives that syncs weights, or the pool cannot be asked; None if it has not been asked yet."""
         self._key = api_key
 
     def share(self, directory: EngineDirectory) -> None:
@@ -98,31 +96,29 @@ class EngineFleet:
         assert self._directory is not None
         await self._directory.serving_after(None)
         while True:
-            answering = [engine for engine in self._selector.engines if engine.state is not EngineState.DOWN]
+            answering = self._answering()
             versions = {engine.address: engine.reported_version for engine in answering}
-            self._sync_expected = await self._directory.report_engines(versions)
+            self.is_sync_expected = await self._directory.report_engines(versions)
             now = time.monotonic()
             is_settled = all(now - engine.state_since >= self._timeouts.unsynced for engine in answering)
             self._selector.set_stuck((self.why_stuck() or "") if is_settled else "")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._selector.changed(), REPORT_INTERVAL)
 
-    @property
-    def is_sync_expected(self) -> bool | None:
-        """A trainer lives that syncs weights, or the pool cannot be asked; None if it has not been asked yet."""
-        return self._sync_expected
-
     def why_stuck(self) -> str | None:
         """Why no call is answered, with what to do: all engines wait for weights that nobody brings. None if not so."""
-        answering = [engine for engine in self._selector.engines if engine.state is not EngineState.DOWN]
+        answering = self._answering()
         reasons = [engine.why_it_awaits_sync for engine in answering]
-        if self._sync_expected is not False or not reasons or not all(reasons):
+        if self.is_sync_expected is not False or not reasons or not all(reasons):
             return None
         named = "; ".join(f"{engine.address}: {why}" for engine, why in zip(answering, reasons, strict=True))
         return (
             f"{named}. No trainer is there to sync them. Start the trainer; or, to go on with the weights that the "
             f"engine has, run: stepwell policy set {answering[0].reported_version or 0}"
         )
+
+    def _answering(self) -> list[EngineReplica]:
+        return [engine for engine in self._selector.engines if engine.state is not EngineState.DOWN]
 
     async def _follow_policy(self) -> None:
         """No engine is asked anything here: a rollback must not wait for one that does not answer."""
@@ -162,9 +158,7 @@ class EngineFleet:
         await asyncio.gather(*(self.add(address) for address in self._configured))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for engine in self._selector.engines:
             engine.close()
         self._calls.close()
@@ -273,23 +267,19 @@ class EngineFleet:
         leaving = self.find(address)
         if self._directory is not None:  # first: otherwise the pool's list brings it back
             await self._directory.change_engines(remove=(leaving.address,))
-        self._drop(leaving)
+        self._selector.remove(leaving)
 
     async def remove(self, address: str) -> None:
         """Gives the engine no new calls; those in flight continue to their end."""
-        self._drop(self.find(address))
+        self._selector.remove(self.find(address))
 
     def find(self, address: str) -> EngineReplica:
-        address = engine_address(address)
-        for engine in self._selector.engines:
-            if engine.address == address:
-                return engine
-        raise BadRequest(f"there is no engine {address}")
+        if (engine := self._at(engine_address(address))) is None:
+            raise BadRequest(f"there is no engine {engine_address(address)}")
+        return engine
 
-    def _drop(self, engine: EngineReplica) -> None:
-        """One that has left already is all right."""
-        if engine in self._selector.engines:
-            self._selector.remove(engine)
+    def _at(self, address: str) -> EngineReplica | None:
+        return next((engine for engine in self._selector.engines if engine.address == address), None)
 
     @property
     def replicas(self) -> Sequence[EngineReplica]:
@@ -325,9 +315,8 @@ class EngineFleet:
                 watch.cancel()
 
     def _add(self, address: str) -> EngineReplica:
-        for engine in self._selector.engines:
-            if engine.address == address:
-                return engine
+        if (engine := self._at(address)) is not None:
+            return engine
         http = EngineHttp(self._questions, address, self._timeouts.question)
         engine = EngineReplica(http, self._kinds, self._selector.note_change, self._policy_version, self._withdrawn)
         self._selector.add(engine)
@@ -336,8 +325,7 @@ class EngineFleet:
     def _policy_version(self) -> int | None:
         if self._directory is None:
             return 0
-        serving = self._directory.serving
-        return None if serving is None else serving.policy_version
+        return None if self.serving is None else self.serving.policy_version
 
     def _withdrawn(self) -> tuple[int, ...]:
         return () if self.serving is None else self.serving.withdrawn

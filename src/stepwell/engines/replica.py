@@ -1,28 +1,38 @@
-"""One engine as the gateway knows it: its kind, its facts, its state and the version of its weights.
+"""One engine as the gateway knows it: its kind, its facts, its state and the version of its weights; and its replies.
 
 - An engine that is not probed is down; an engine that was down is probed again before it gets a call.
 - An engine whose kind tells versions, and that tells no number, serves only the weights that it was started with: once
   the pool's policy version is above 0, it gets no calls until a weight sync.
 - So does an engine whose version was refused or rolled back.
+- The head of a reply has arrived, its body is read as it comes.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
 
 from yarl import URL
 
 from stepwell.common.coalescing import Coalescer
-from stepwell.engines.engine import CHANGING, EngineFacts, EngineHttp, EngineKind, probe_engine, sampled_by
-from stepwell.engines.missing import missing_capabilities
+from stepwell.engines.capabilities import missing_capabilities
+from stepwell.engines.connections import HttpReply
+from stepwell.engines.engine import (
+    BROKEN,
+    CHANGING,
+    EngineFacts,
+    EngineHttp,
+    EngineKind,
+    failure_text,
+    probe_engine,
+    sampled_by,
+)
 from stepwell.errors import EngineUnavailable
 
 log = logging.getLogger("stepwell.gateway")
-
 WATCH_INTERVAL = 0.5
 """Seconds between two checks of an engine."""
 PAUSED_WATCH_INTERVAL = 0.1
@@ -104,7 +114,7 @@ class EngineReplica:
         """The engine has answered the probe of its sampling since it was probed."""
         self._probe_sampling_at = 0.0
         """Monotonic time from which it may be asked."""
-        self._checked_at = 0.0
+        self.checked_at = 0.0
         """Monotonic time at which the last check began, or at which a call found it down."""
         self._urls: dict[str, URL] = {}
 
@@ -116,7 +126,7 @@ class EngineReplica:
         return url
 
     def set_down(self, why: str) -> None:
-        self._checked_at = time.monotonic()
+        self.checked_at = time.monotonic()
         self._lose(why)
 
     def _lose(self, why: str) -> None:
@@ -129,24 +139,15 @@ class EngineReplica:
         await self._checking.fresh()
 
     def report(self) -> EngineReport:
-        return EngineReport(
-            address=self.address,
-            facts=self.facts,
-            probed=self.probed,
-            state=self.state,
-            why=self.why,
-            weight_version=self.weight_version,
-            version_checked_at=self.version_checked_at,
-            checked_at=self._checked_at,
-        )
+        return EngineReport(**{field.name: getattr(self, field.name) for field in fields(EngineReport)})
 
     def take(self, report: EngineReport) -> None:
         """Takes over what another process saw, unless this one has seen it later."""
         if report.version_checked_at > self.version_checked_at and report.weight_version is not None:
             self._note_version(report.weight_version, report.version_checked_at)
-        if report.checked_at <= self._checked_at:
+        if report.checked_at <= self.checked_at:
             return
-        self._checked_at = report.checked_at
+        self.checked_at = report.checked_at
         if not report.probed:
             self._lose(report.why)
             return
@@ -218,13 +219,13 @@ class EngineReplica:
             return
         self.probed = True
         if await self._is_paused():
-            self._checked_at = began
+            self.checked_at = began
             self._set_state(EngineState.PAUSED)
             return
         if not self._sampling_known and began >= self._probe_sampling_at:
             await self._probe_sampling()
         await self.version_after()  # after the pause and before new calls, so none of their tokens is older
-        why, self._checked_at = self._why_unsynced(), began
+        why, self.checked_at = self._why_unsynced(), began
         self._set_state(EngineState.UNSYNCED if why else EngineState.HEALTHY, why)
 
     async def _is_paused(self) -> bool:
@@ -290,3 +291,67 @@ class EngineReplica:
         level = logging.WARNING if is_wrong else logging.INFO
         log.log(level, "engine %s is %s%s", self.address, state, why and f": {why}")
         self._on_change()
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedReply:
+    """An engine's refusal, as it wrote it."""
+
+    status: int
+    body: bytes
+
+
+class EngineReply:
+    """Must be closed. Closing it before its end drops the connection, which frees the engine."""
+
+    __slots__ = ("_is_open", "_response", "engine", "status", "version_before")
+
+    def __init__(self, engine: EngineReplica, response: HttpReply, version_before: int | None) -> None:
+        self.engine = engine
+        self.version_before = version_before
+        """The engine's policy version, as known when the call was sent: no token is older."""
+        self.status = response.status
+        self._response = response
+        self._is_open = True
+        engine.in_flight += 1
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        try:
+            return await self._response.read()
+        except BROKEN as failure:
+            raise self._broken(failure) from None
+        finally:
+            self.close()
+
+    async def next_bytes(self) -> bytes:
+        """The bytes that have arrived since the last time, at least one; empty at the end."""
+        try:
+            data = await self._response.next_bytes()
+        except BROKEN as failure:
+            self.close()
+            raise self._broken(failure) from None
+        if not data:
+            self.close()
+        return data
+
+    async def version(self) -> int | None:
+        """The policy version of all tokens of a broken answer; None if there are several, or the engine tells none."""
+        after = await self.engine.version_after()
+        if self.engine.has_unknown_weights:
+            raise EngineUnavailable(f"{self._response.url} broke off in its answer, and nobody knows its weights")
+        return self.version_before if after == self.version_before else None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the reply is read to its end, so its connection can be used again."""
+        return self._response.is_read
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.engine.in_flight -= 1
+            self._response.close()
+
+    def _broken(self, failure: Exception) -> EngineUnavailable:
+        return EngineUnavailable(f"{self._response.url} broke off in its answer: {failure_text(failure)}")

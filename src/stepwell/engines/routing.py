@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
 
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest, EngineUnavailable
@@ -30,54 +29,43 @@ RESUME_TOGETHER = 0.2
 WHOLE = 2**64
 
 
-class Routing(Protocol):
-    def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
-        """One of `engines`, which is not empty, for a call of the trajectory `sticky`."""
-
-
 class RoundRobin:
-    """Each engine in turn."""
+    """Each engine in turn. Other routings take turns among those that they prefer."""
 
     def __init__(self) -> None:
         self._turn = -1
 
     def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
+        """One of `engines`, which is not empty, for a call of the trajectory `sticky`."""
         self._turn = (self._turn + 1) % len(engines)
         return engines[self._turn]
 
 
-class LeastBusy:
+class LeastBusy(RoundRobin):
     """The engine with the fewest calls in flight; among equals, each in turn."""
-
-    def __init__(self) -> None:
-        self._turns = RoundRobin()
 
     def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         fewest = min(engine.in_flight for engine in engines)
-        return self._turns.choose([engine for engine in engines if engine.in_flight == fewest], sticky)
+        return super().choose([engine for engine in engines if engine.in_flight == fewest], sticky)
 
 
-class Sticky:
-    """The same engine for all calls of a trajectory, so that they hit its prefix cache.
+class Sticky(RoundRobin):
+    """The same engine for all calls of a trajectory, so that they hit its prefix cache; calls of none take turns.
 
     Rendezvous hashing: when an engine is lost, only its own trajectories move; when it returns, they move back. The
     choice is the same in every process.
     """
 
-    def __init__(self) -> None:
-        self._turns = RoundRobin()
-        """The turns for calls that belong to no trajectory."""
-
     def choose(self, engines: Sequence[EngineReplica], sticky: str) -> EngineReplica:
         if not sticky:
-            return self._turns.choose(engines, sticky)
+            return super().choose(engines, sticky)
         return max(engines, key=lambda engine: blake2b(f"{sticky} {engine.address}".encode(), digest_size=8).digest())
 
 
-ROUTINGS: Mapping[str, type[Routing]] = {"round_robin": RoundRobin, "least_busy": LeastBusy, "sticky": Sticky}
+ROUTINGS: Mapping[str, type[RoundRobin]] = {"round_robin": RoundRobin, "least_busy": LeastBusy, "sticky": Sticky}
 
 
-def routing_named(name: str) -> Routing:
+def routing_named(name: str) -> RoundRobin:
     if name not in ROUTINGS:
         raise BadRequest(f"no routing is called {name!r}; there are: {', '.join(ROUTINGS)}")
     return ROUTINGS[name]()
@@ -90,13 +78,6 @@ class SideOfSession:
     name: str
     """`canary` or `stable`."""
     engines: Sequence[EngineReplica]
-
-    def healthy(self, tried: Collection[EngineReplica] = ()) -> list[EngineReplica]:
-        return [engine for engine in self.engines if engine.state is EngineState.HEALTHY and engine not in tried]
-
-    def is_paused(self, tried: Collection[EngineReplica] = ()) -> bool:
-        """A pause is short: its sessions wait. For an engine that waits for weights they do not."""
-        return any(engine.state is EngineState.PAUSED and engine not in tried for engine in self.engines)
 
 
 class SessionSplit:
@@ -128,7 +109,7 @@ class SplitCounts:
 
 
 class EngineSelector:
-    def __init__(self, routing: Routing, hold_timeout: float) -> None:
+    def __init__(self, routing: RoundRobin, hold_timeout: float) -> None:
         """`hold_timeout`: seconds a call waits for paused engines."""
         self.engines: list[EngineReplica] = []
         self._routing = routing
@@ -156,8 +137,10 @@ class EngineSelector:
         self.note_change()
 
     def remove(self, engine: EngineReplica) -> None:
-        self.engines.remove(engine)
-        self.note_change()
+        """One that has left already is all right."""
+        if engine in self.engines:
+            self.engines.remove(engine)
+            self.note_change()
 
     def note_change(self) -> None:
         """The state of an engine has changed."""
@@ -189,10 +172,11 @@ class EngineSelector:
         """An engine of the session's side; None if the canary has ended, or no engine of that side answers."""
         while (split := self._split) is not None:
             side = split.side_of(sticky)
-            if healthy := side.healthy(tried):
+            if healthy := _untried(side.engines, tried, EngineState.HEALTHY):
                 self.split_counts.calls[side.name] += not tried
                 return self._routing.choose(healthy, sticky)
-            if not side.is_paused(tried):
+            # a pause is short: the side's sessions wait; for an engine that waits for weights they do not
+            if not _untried(side.engines, tried, EngineState.PAUSED):
                 self.split_counts.served_by_other[side.name] += bool(self._left(tried, EngineState.HEALTHY))
                 return None
             await self._wait_for_change(self._left(tried, EngineState.PAUSED))
@@ -206,7 +190,7 @@ class EngineSelector:
             raise EngineUnavailable(self._still_paused(paused)) from None
 
     def _left(self, tried: Collection[EngineReplica], *states: EngineState) -> list[EngineReplica]:
-        return [engine for engine in self.engines if engine.state in states and engine not in tried]
+        return _untried(self.engines, tried, *states)
 
     def _must_wait(self, tried: Collection[EngineReplica]) -> bool:
         return not self._left(tried, EngineState.HEALTHY) and bool(self._left(tried, *WAITED_FOR))
@@ -228,3 +212,9 @@ class EngineSelector:
     def _still_paused(self, engines: Sequence[EngineReplica]) -> str:
         names = ", ".join(f"{engine.address}{engine.why and f' ({engine.why})'}" for engine in engines)
         return f"waited {self._hold_timeout:g} s for a paused engine to resume: {names}"
+
+
+def _untried(
+    engines: Sequence[EngineReplica], tried: Collection[EngineReplica], *states: EngineState
+) -> list[EngineReplica]:
+    return [engine for engine in engines if engine.state in states and engine not in tried]

@@ -16,9 +16,9 @@ from stepwell.common.optional import require
 from stepwell.errors import BadRequest
 from stepwell.exports.file_source import DATA
 from stepwell.exports.shapes import ExportShape
+from stepwell.steps.arrow import EXTRA
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import line_of
-from stepwell.steps.parquet import EXTRA
 
 MAX_FILE_BYTES = 2**28
 """Bytes after which a dataset gets another file."""

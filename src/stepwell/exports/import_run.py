@@ -23,8 +23,8 @@ from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import Columns, stack, unpack
 from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.returns import put_together, take_apart
-from stepwell.steps.soundness import fault_kind, step_fault
 from stepwell.steps.step import Json, JsonObject
+from stepwell.steps.trainable import fault_kind, step_fault
 
 MESSAGE_BYTES = 2**23
 """Bytes sent at once."""

@@ -10,9 +10,8 @@ A message of packed steps costs little more than its bytes; a list of Python int
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar
@@ -22,32 +21,33 @@ from numpy.typing import NDArray
 
 from stepwell.common.message_format import FORMAT, OWN_FORMS, OwnForm, incompatible, message, sent
 from stepwell.steps.layout import IndexArray, offsets, sums
-from stepwell.steps.sampling import read_temperature
-from stepwell.steps.schema import CARRIED, REQUIRED, SCALAR_COLUMNS, Column, Storage
 from stepwell.steps.sent_columns import (
     DTYPES,
-    KINDS,
-    LAYOUT,
-    LISTS,
-    SHORT,
-    SPAN,
-    TEXTS,
     check_arrays,
     checked_shared,
-    exact_json,
-    joined_texts,
-    read_json,
-    read_short,
-    read_spans,
+    read_message,
     read_stored,
-    read_texts,
     stored_values,
+    write_message,
 )
-from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
+from stepwell.steps.step import (
+    CARRIED,
+    REQUIRED,
+    SCALAR_COLUMNS,
+    BoolArray,
+    Column,
+    Exactness,
+    FloatArray,
+    IntArray,
+    JsonObject,
+    Step,
+    Storage,
+    VersionSpan,
+)
+from stepwell.steps.trainable import read_temperature
 
 D = TypeVar("D", bound=np.generic)
 
-GRADE_OF = {grade.value: grade for grade in Exactness}
 NO_BASE = -1
 
 
@@ -207,45 +207,16 @@ def restore_columns(sent_format: int, values: Mapping[str, Any]) -> Columns:
 
 
 def to_message(columns: Columns) -> dict[str, Any]:
-    """A message with all texts in one JSON text, all objects in another, and the short arrays end to end: most messages
-    have few steps, and an array by itself costs more than its bytes."""
-    values = sent_values(columns)
-    values["exactness"] = [grade.value for grade in columns.exactness]
-    with suppress(TypeError):
-        values |= joined_texts({name: values[name] for name in TEXTS}, len(columns))
-    lists = {name: values.pop(name) for name in LISTS}
-    if "texts" in values:
-        lists = {name: of_steps for name, of_steps in lists.items() if name not in TEXTS}
-    spans = values.pop("version_spans")
-    values["span_counts_S"] = np.array([len(of_step) for of_step in spans], np.int32)
-    values["spans"] = np.fromiter(chain.from_iterable(chain.from_iterable(spans)), SPAN).tobytes()
-    if all(values[name].dtype == dtype for name, dtype in SHORT):
-        values["short"] = b"".join([values.pop(name).tobytes() for name, _ in SHORT])
-        values["layout"] = LAYOUT
-    return values | {"count": len(columns), "lists": exact_json(lists)}
+    return write_message(sent_values(columns), len(columns))
 
 
 def from_message(values: dict[str, Any]) -> Columns:
     """Reads columns of another process, which may send anything. ValueError, KeyError or TypeError if they do not fit
     together."""
-    count, lists = values["count"], read_json(values["lists"])
     if type(values.get("bases")) not in (PrefixLinks, NoneType) or type(values.get("sent_at")) not in (float, NoneType):
         raise TypeError("bases, sent_at")
-    if type(count) is not int or count < 0:
-        raise TypeError("count")
-    if "short" in values:
-        values = values | read_short(values["short"], values["layout"], count)
-    else:
-        check_arrays(values, [(name, KINDS[dtype.kind]) for name, dtype in SHORT], count)
-    for name, column in lists.items():
-        if name in LISTS and (len(column) != count or not LISTS[name].issuperset(map(type, column))):
-            raise TypeError(name)
-    values = values | lists
-    if "texts" in values:
-        values |= read_texts(values["texts"], values["text_names"].split(","), count)
-    values["exactness"] = [GRADE_OF[grade] for grade in values["exactness"]]
-    values["version_spans"] = read_spans(values["span_counts_S"].tolist(), values["spans"])
-    columns = make_columns(count, values)
+    values = read_message(values)
+    columns = make_columns(values["count"], values)
     prompts, responses = columns.prompt_lengths_S.tolist(), columns.response_lengths_S.tolist()
     if min(prompts, default=0) < 0 or min(responses, default=0) < 0:
         raise ValueError("lengths")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import NO_BASE, Columns
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.rows import bases_within
+from stepwell.steps.rows import PrefixPoints, bases_within
 from stepwell.steps.step import BoolArray
 
 CreditKind: TypeAlias = Literal["root", "leaf", "split"]
@@ -71,17 +71,15 @@ def count_leaves(columns: Columns, trajectory_of_S: IndexArray) -> LeafCounts:
     return LeafCounts(below_S, is_leaf_S)
 
 
-class _StepEnds:
+class _StepEnds(PrefixPoints):
     """The points of the prefix tree at which steps end."""
 
     def __init__(self, columns: Columns, trajectory_of_S: IndexArray) -> None:
-        bases = bases_within(columns, trajectory_of_S)
-        self._bases, self._shared = bases.base_S.tolist(), bases.shared_S.tolist()
-        self._prompts, lengths = columns.prompt_lengths_S.tolist(), columns.lengths_S.tolist()
+        super().__init__(columns, bases_within(columns, trajectory_of_S))
         self.point_of: dict[int, Point] = {}
         self.steps_at: dict[Point, list[int]] = defaultdict(list)
         for step in np.flatnonzero(columns.response_lengths_S).tolist():
-            self.point_of[step] = point = (self._first_step(step, lengths[step]), lengths[step])
+            self.point_of[step] = point = (self._first_step(step, self._lengths[step]), self._lengths[step])
             self.steps_at[point].append(step)
         self._lengths_at: dict[int, list[int]] = defaultdict(list)
         """The lengths of the points that lie among the tokens which a step adds, in order."""
@@ -105,8 +103,3 @@ class _StepEnds:
                 return self._in_base[step]
             step = self._bases[step]
         return None
-
-    def _first_step(self, step: int, length: int) -> int:
-        while self._shared[step] >= length > 0:
-            step = self._bases[step]
-        return step

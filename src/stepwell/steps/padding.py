@@ -3,11 +3,13 @@
 - Nothing is truncated. A step that is too long is refused, or left out, and the caller sees which ones are left.
 - Padded arrays are int64 and float32, masks too: models index with them, and trainers compute `1 - mask`.
 - There is no NaN. A missing value is 0, and a flag says that it is missing.
+- A tensor shares the memory of a writable array. A read-only array is copied: a tensor cannot be read-only, and an
+  update in place would change what other processes read. torch is imported on first use.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +18,39 @@ from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import BoolArray, FloatArray, IntArray
-from stepwell.steps.tensors import ArrayRecord
+
+if TYPE_CHECKING:
+    import torch
+    from _typeshed import DataclassInstance
 
 D = TypeVar("D", bound=np.generic)
 Overlong: TypeAlias = Literal["raise", "drop"]
 Limited: TypeAlias = Mapping[str, tuple[NDArray[np.signedinteger], int]]
 """The length in every row and the largest allowed length, by a description of what is limited."""
+
+
+class ArrayRecord:
+    """A dataclass whose fields are mostly arrays."""
+
+    __slots__ = ()
+
+    def to_torch(self: "DataclassInstance") -> "dict[str, torch.Tensor]":
+        """Every array under its name; uids are left out."""
+        return to_tensors(arrays_of(self))
+
+
+def arrays_of(record: "DataclassInstance") -> dict[str, NDArray[Any]]:
+    """The arrays of a dataclass by name. Fields of other types, such as uids, are left out."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def to_tensors(arrays: Mapping[str, NDArray[Any]]) -> "dict[str, torch.Tensor]":
+    try:
+        import torch
+    except ModuleNotFoundError as missing:
+        raise BadRequest("to_torch needs PyTorch: pip install torch") from missing
+    return {name: torch.from_numpy(array if array.flags.writeable else array.copy()) for name, array in arrays.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from stepwell.steps.columns import NO_BASE, Columns, PrefixLinks
 from stepwell.steps.layout import IndexArray, is_first, offsets, returns_of, sums
-from stepwell.steps.padding import Overlong, fitting, ones, spread
+from stepwell.steps.padding import ArrayRecord, Overlong, fitting, ones, spread
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import BoolArray, FloatArray, IntArray
-from stepwell.steps.tensors import ArrayRecord
 
 D = TypeVar("D", bound=np.generic)
 NO_VERSION = -1
@@ -147,14 +146,10 @@ def merge_rows(columns: Columns, trajectory_of_S: IndexArray, group_of_T: IndexA
 def bases_within(columns: Columns, trajectory_of_S: IndexArray) -> PrefixLinks:
     """The prefix tree of a batch, in which no step builds on one of another trajectory."""
     bases = columns.bases
-    if bases is None or _crosses_trajectories(bases, trajectory_of_S):
+    # a step builds on one of another trajectory if a trajectory was divided after it was shipped
+    if bases is None or ((bases.base_S != NO_BASE) & (trajectory_of_S[bases.base_S] != trajectory_of_S)).any():
         return find_bases(columns.expanded(), trajectory_of_S)
     return bases
-
-
-def _crosses_trajectories(bases: PrefixLinks, trajectory_of_S: IndexArray) -> bool:
-    """Does a step build on one of another trajectory? So it is if a trajectory was divided after it was shipped."""
-    return bool(((bases.base_S != NO_BASE) & (trajectory_of_S[bases.base_S] != trajectory_of_S)).any())
 
 
 def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> PrefixLinks:
@@ -174,17 +169,28 @@ def find_bases(columns: Columns, trajectory_of_S: IndexArray) -> PrefixLinks:
 # -- which steps share a row -------------------------------------------------------------------------------------------
 
 
-class _RowBuilder:
-    """Divides steps into rows, in order. A row is found by the point of the prefix tree at which it ends.
-
-    A point is (step, length): the first step that has these tokens, and how many. Equal prefixes have the same point.
-    """
+class PrefixPoints:
+    """The points of a prefix tree: (step, length) is the first step that has these tokens, and how many. Equal prefixes
+    have the same point."""
 
     def __init__(self, columns: Columns, bases: PrefixLinks) -> None:
-        self.steps_of_R: list[list[int]] = []
-        """The steps of each row, in order."""
         self._bases, self._shared = bases.base_S.tolist(), bases.shared_S.tolist()
         self._prompts, self._lengths = columns.prompt_lengths_S.tolist(), columns.lengths_S.tolist()
+
+    def _first_step(self, step: int, length: int) -> int:
+        """The first step that begins with the first `length` tokens of this one."""
+        while self._shared[step] >= length > 0:
+            step = self._bases[step]
+        return step
+
+
+class _RowBuilder(PrefixPoints):
+    """Divides steps into rows, in order. A row is found by the point at which it ends."""
+
+    def __init__(self, columns: Columns, bases: PrefixLinks) -> None:
+        super().__init__(columns, bases)
+        self.steps_of_R: list[list[int]] = []
+        """The steps of each row, in order."""
         self._ends: dict[int, dict[int, list[int]]] = {}
         """The rows that end among the tokens a step adds, by step and length; the newest row comes last."""
         self._next: dict[int, tuple[int, int]] = {}
@@ -230,12 +236,6 @@ class _RowBuilder:
         closest = next(row for row in reversed(rows) if not shared or self._passes(row, point, shared))
         is_written = any(self._prompts[s] <= shared < self._lengths[s] for s in self.steps_of_R[closest])
         return ForkReason.REPLY_CHANGED if is_written else ForkReason.CONTEXT_CHANGED
-
-    def _first_step(self, step: int, length: int) -> int:
-        """The first step that begins with the first `length` tokens of this one."""
-        while self._shared[step] >= length > 0:
-            step = self._bases[step]
-        return step
 
     def _passes(self, row: int, point: int, length: int) -> bool:
         last = self.steps_of_R[row][-1]

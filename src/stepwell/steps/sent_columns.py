@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.schema import SCALAR_COLUMNS, ColumnKind
-from stepwell.steps.step import IntArray, VersionSpan
+from stepwell.steps.step import SCALAR_COLUMNS, ColumnKind, Exactness, IntArray, VersionSpan
 
 DTYPES: dict[ColumnKind, type[np.generic]] = {
     ColumnKind.INT32: np.int32,
@@ -51,10 +50,49 @@ SHORT = sorted(
 LAYOUT = ",".join(f"{name}:{dtype.str}" for name, dtype in SHORT)
 LENGTH = 4
 """Bytes at the start of stored values that give the length of the header."""
+GRADE_OF = {grade.value: grade for grade in Exactness}
 KINDS = {"i": "iu", "f": "f", "b": "b"}
 
 
-def joined_texts(texts: Mapping[str, list[str]], count: int) -> dict[str, str]:
+def write_message(values: dict[str, Any], count: int) -> dict[str, Any]:
+    """A message with all texts in one JSON text, all objects in another, and the short arrays end to end: most messages
+    have few steps, and an array by itself costs more than its bytes."""
+    values["exactness"] = [grade.value for grade in values["exactness"]]
+    with suppress(TypeError):
+        values |= _joined_texts({name: values[name] for name in TEXTS}, count)
+    lists = {name: values.pop(name) for name in LISTS}
+    if "texts" in values:
+        lists = {name: of_steps for name, of_steps in lists.items() if name not in TEXTS}
+    spans = values.pop("version_spans")
+    values["span_counts_S"] = np.array([len(of_step) for of_step in spans], np.int32)
+    values["spans"] = np.fromiter(chain.from_iterable(chain.from_iterable(spans)), SPAN).tobytes()
+    if all(values[name].dtype == dtype for name, dtype in SHORT):
+        values["short"] = b"".join([values.pop(name).tobytes() for name, _ in SHORT])
+        values["layout"] = LAYOUT
+    return values | {"count": count, "lists": _exact_json(lists)}
+
+
+def read_message(values: dict[str, Any]) -> dict[str, Any]:
+    count, lists = values["count"], _read_json(values["lists"])
+    if type(count) is not int or count < 0:
+        raise TypeError("count")
+    if "short" in values:
+        values = values | _read_short(values["short"], values["layout"], count)
+    else:
+        check_arrays(values, [(name, KINDS[dtype.kind]) for name, dtype in SHORT], count)
+    for name, column in lists.items():
+        if name in LISTS and (len(column) != count or not LISTS[name].issuperset(map(type, column))):
+            raise TypeError(name)
+    values = values | lists
+    if "texts" in values:
+        values |= _read_texts(values["texts"], values["text_names"].split(","), count)
+    values["count"] = count  # whatever the lists call so
+    values["exactness"] = [GRADE_OF[grade] for grade in values["exactness"]]
+    values["version_spans"] = _read_spans(values["span_counts_S"].tolist(), values["spans"])
+    return values
+
+
+def _joined_texts(texts: Mapping[str, list[str]], count: int) -> dict[str, str]:
     """All end to end; once only, where all of a column are alike. Empty if a text has END in it."""
     names, parts = [], []
     for name, column in texts.items():
@@ -66,7 +104,7 @@ def joined_texts(texts: Mapping[str, list[str]], count: int) -> dict[str, str]:
     return {"texts": joined, "text_names": ",".join(names)} if is_exact else {}
 
 
-def read_spans(counts: list[int], spans: Any) -> list[tuple[VersionSpan, ...]]:
+def _read_spans(counts: list[int], spans: Any) -> list[tuple[VersionSpan, ...]]:
     ends = [0, *accumulate(counts)]
     numbers = np.frombuffer(spans, SPAN).tolist()
     if len(numbers) != 3 * ends[-1]:
@@ -77,7 +115,7 @@ def read_spans(counts: list[int], spans: Any) -> list[tuple[VersionSpan, ...]]:
     return [tuple(made[start:end]) for start, end in pairwise(ends)]
 
 
-def read_texts(joined: Any, names: list[str], count: int) -> dict[str, list[str]]:
+def _read_texts(joined: Any, names: list[str], count: int) -> dict[str, list[str]]:
     """Reads texts that are parts of one text, so nothing else than texts can be among them."""
     texts, at, columns = joined.split(END) if count else [], 0, {}
     for name in names:
@@ -89,7 +127,7 @@ def read_texts(joined: Any, names: list[str], count: int) -> dict[str, list[str]
     return {name: column for name, column in columns.items() if name in TEXTS}
 
 
-def read_short(short: Any, layout: Any, count: int) -> dict[str, Any]:
+def _read_short(short: Any, layout: Any, count: int) -> dict[str, Any]:
     if type(short) is not bytes or type(layout) is not str:
         raise TypeError("short")
     arrays, start = {}, 0
@@ -121,7 +159,7 @@ def check_arrays(values: Mapping[str, Any], kinds: Sequence[tuple[str, str]], co
             raise TypeError(name)
 
 
-def exact_json(lists: dict[str, list[Any]]) -> bytes | str | dict[str, list[Any]]:
+def _exact_json(lists: dict[str, list[Any]]) -> bytes | str | dict[str, list[Any]]:
     """The lists as bytes, if orjson leaves out nothing: it writes NaN as null, and takes no integer beyond 64 bits. The
     lists as they are, if they are no JSON."""
     import orjson
@@ -143,7 +181,7 @@ def _nones(values: list[Any]) -> int:
     return [*chain.from_iterable(map(dict.values, values))].count(None)
 
 
-def read_json(raw: Any) -> dict[str, Any]:
+def _read_json(raw: Any) -> dict[str, Any]:
     """Reads what orjson has written; it reads other integers beyond 64 bits as floats."""
     import orjson
 

@@ -10,7 +10,7 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataGroup
 from stepwell.envs.loop import lifecycle
-from stepwell.steps.sampling import PROCESSED, RAW
+from stepwell.steps.trainable import PROCESSED, RAW
 
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
 

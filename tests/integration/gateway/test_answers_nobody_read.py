@@ -27,7 +27,7 @@ from stepwell.gateway.call_book import CallBook
 from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import unpack
-from stepwell.steps.soundness import fault_kind
+from stepwell.steps.trainable import fault_kind
 
 FOR_EVER = 60.0
 SAME_KEY: dict[str, Any] = {"Idempotency-Key": "once"}

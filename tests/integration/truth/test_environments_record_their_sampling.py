@@ -12,7 +12,7 @@ from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from stepwell.envs import APIServerConfig, ServerManager, gather
-from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
+from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 

@@ -19,7 +19,7 @@ from stepwell.agents.whitebox import AgentFlowBase
 from stepwell.engines.engine import EngineFacts, EngineHttp
 from stepwell.engines.vllm import VllmEngine
 from stepwell.errors import EngineUnavailable
-from stepwell.steps.sampling import RAW, UNKNOWN_MODE
+from stepwell.steps.trainable import RAW, UNKNOWN_MODE
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import groups_from_arrow, groups_to_arrow
 from stepwell.wire.scored_groups_steps import columns_from_group

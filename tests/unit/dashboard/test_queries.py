@@ -5,12 +5,10 @@ from collections.abc import ItemsView
 from rig.dashboard import MadeUpPool
 from rig.made_up_rollouts import RigTokenizer
 from rig.waiting import until
+from stepwell.dashboard.follower import ConversationTexts, IndexedText
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.texts import ConversationTexts, IndexedText
-from stepwell.dashboard.index.trajectories import TrajectoryKey
-from stepwell.dashboard.queries import DashboardQueries
-from stepwell.dashboard.state import DashboardState
+from stepwell.dashboard.index import Search, TrajectoryKey
+from stepwell.dashboard.queries import DashboardState
 from stepwell.pool.api.plan import PoolPlan
 from tests.unit.dashboard.summaries import make_summary, told
 
@@ -41,12 +39,11 @@ class SlowSnapshot(dict[TrajectoryKey, IndexedText]):
 async def test_a_search_of_texts_holds_up_no_one_and_another_waits_for_its_end() -> None:
     state = DashboardState(MadeUpPool(0), PoolPlan(), GatewayMonitor([], None), RigTokenizer())
     state.texts = texts = SlowTexts()
-    queries = DashboardQueries(state)
     state.index.apply(told(row := make_summary("a")))
     texts.put(row, "Hello")
-    searches = [asyncio.create_task(queries.find(Search(text=text))) for text in ("hello", "moon")]
+    searches = [asyncio.create_task(state.find(Search(text=text))) for text in ("hello", "moon")]
     await until(lambda: texts.begun == 1, "the search to begin")
-    assert (await queries.find(Search())).matched == 1, "answered meanwhile"
+    assert (await state.find(Search())).matched == 1, "answered meanwhile"
     texts.put(make_summary("b"), "hello too")
     assert texts.begun == 1
     texts.may_go_on.set()

@@ -21,7 +21,7 @@ def test_a_step_shows_only_what_is_new_in_its_prompt() -> None:
     assert second["new_from"] == len(steps[0].prompt_ids) + len(steps[0].response_ids)
     assert [turn.role for turn in second["turns"]] == ["tool", "assistant"]
     assert third["turns"][-1].is_response
-    assert "".join(second["prompt_tokens"].texts) == READER.text(steps[1].prompt_ids[second["new_from"] :].tolist())
+    assert "".join(second["prompt_tokens"]["texts"]) == READER.text(steps[1].prompt_ids[second["new_from"] :].tolist())
 
 
 def test_tokens_carry_log_probability_mask_and_version() -> None:
@@ -33,26 +33,26 @@ def test_tokens_carry_log_probability_mask_and_version() -> None:
         version_spans=(VersionSpan(3, 0, 2), VersionSpan(4, 2, 4)),
     )
     tokens = step_views([step], READER)[0]["tokens"]
-    assert tokens.texts == ["a", "b", "c", "d"]
-    assert tokens.logprobs == [-0.5, -1.0, None, -2.0]
-    assert tokens.trained == [True, False, True, True]
-    assert tokens.versions == [3, 3, 4, 4]
+    assert tokens["texts"] == ["a", "b", "c", "d"]
+    assert tokens["logprobs"] == [-0.5, -1.0, None, -2.0]
+    assert tokens["trained"] == [True, False, True, True]
+    assert tokens["versions"] == [3, 3, 4, 4]
 
 
 def test_what_is_unknown_of_tokens_is_said_to_be() -> None:
     step = make_step(response_ids=encode("ab"), response_logprobs=None, policy_version=3)
     tokens = step_views([step], READER)[0]["tokens"]
-    assert (tokens.logprobs, tokens.trained, tokens.versions) == ([None, None], [True, True], [3, 3])
+    assert (tokens["logprobs"], tokens["trained"], tokens["versions"]) == ([None, None], [True, True], [3, 3])
 
 
 def test_a_long_prompt_is_cut_where_it_begins() -> None:
     shown = step_views([make_step(prompt_ids=[97] * PROMPT_TOKENS + [98])], READER)[0]["prompt_tokens"]
-    assert (len(shown.ids), shown.ids[-1], shown.texts[-1], shown.cut) == (PROMPT_TOKENS, 98, "b", 1)
+    assert (len(shown["ids"]), shown["ids"][-1], shown["texts"][-1], shown["cut"]) == (PROMPT_TOKENS, 98, "b", 1)
 
 
 def test_without_a_tokenizer_there_are_ids_only() -> None:
     view = step_views([make_step(response_ids=[3, 4])], TokenDecoder(None))[0]
-    assert (view["turns"], view["tokens"].texts, view["tokens"].ids) == ((), [], [3, 4])
+    assert (view["turns"], view["tokens"]["texts"], view["tokens"]["ids"]) == ((), [], [3, 4])
 
 
 def test_advantages_are_over_the_group_without_what_was_dropped() -> None:

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from stepwell.engines.replica import EngineReplica
-from stepwell.engines.routing import ROUTINGS, LeastBusy, RoundRobin, Routing, Sticky, routing_named
+from stepwell.engines.routing import ROUTINGS, LeastBusy, RoundRobin, Sticky, routing_named
 from stepwell.errors import BadRequest
 from tests.unit.gateway.scripted_engines import make_engine
 
@@ -18,7 +18,7 @@ FOUR = [replica(f"http://engine-{i}:8000") for i in range(4)]
 TRAJECTORIES = [f"trajectory-{i}" for i in range(4000)]
 
 
-def chosen(routing: Routing, engines: list[EngineReplica], stickies: list[str]) -> list[str]:
+def chosen(routing: RoundRobin, engines: list[EngineReplica], stickies: list[str]) -> list[str]:
     return [routing.choose(engines, sticky).address for sticky in stickies]
 
 

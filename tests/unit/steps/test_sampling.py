@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from rig.builders import make_step
-from stepwell.steps.sampling import (
+from stepwell.steps.trainable import (
     LeftOutLog,
     constrained_reason,
     sampling_kind,

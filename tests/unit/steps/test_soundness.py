@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from rig.builders import make_step
-from stepwell.steps.soundness import fault_kind, step_fault, usage_fault
 from stepwell.steps.step import logprobs_array
+from stepwell.steps.trainable import fault_kind, step_fault, usage_fault
 
 
 def test_a_sound_step_has_no_fault() -> None:

@@ -17,8 +17,7 @@ from stepwell.pool.slices.calls import BeginCall, EndCall, TellCalls
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
-from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step_filter import INCOMPLETE, UNSEEN
+from stepwell.steps.trainable import INCOMPLETE, UNSEEN, fault_kind
 
 
 class PoolClock:

@@ -13,9 +13,8 @@ from rig.builders import make_step
 from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.common.retry import Backoff
-from stepwell.dashboard.index.follower import PoolFollower
-from stepwell.dashboard.index.texts import ConversationTexts
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.follower import ConversationTexts, PoolFollower
+from stepwell.dashboard.index import TrajectoryIndex
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.exports.pool_source import all_changes
 from stepwell.pool.api.leasing import HasLeases

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch
-from stepwell.steps.advantages import AdvantageKind, compare_steps
-from stepwell.steps.baselines import GroupBaseline
+from stepwell.steps.advantages import BASELINES, AdvantageKind, compare_steps
 from stepwell.steps.returns import split_rewards
 from stepwell.steps.step import Step
 from stepwell.trainers.loader import pool_loader
@@ -161,9 +160,9 @@ def test_without_step_rewards_all_kinds_are_the_same(made: list[list[float]]) ->
     none_S = np.zeros(len(trajectory_of_S))
     group_of_T = np.zeros(len(made), np.int64)
     of_rollouts, *others = (
-        GroupBaseline()
-        .differences(compare_steps(kind, returns_T, returns_T, none_S, trajectory_of_S, group_of_T, places_S))
-        .divided(by_std=True)
+        BASELINES["group"](
+            compare_steps(kind, returns_T, returns_T, none_S, trajectory_of_S, group_of_T, places_S)
+        ).divided(by_std=True)
         for kind in KINDS
     )
     for computed in others:

@@ -29,9 +29,8 @@ from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.scored_data import UNTRAINED, ScoredDataGroup, ScoredDataItem
 from stepwell.errors import BadRequest, EngineUnavailable
 from stepwell.steps.prefix_tree import PrefixTree
-from stepwell.steps.sampling import SMALLEST_TEMPERATURE, read_temperature, untrainable_reason
-from stepwell.steps.soundness import logprobs_fault
 from stepwell.steps.step import GRADES, Exactness, FloatArray, IntArray, ids_array
+from stepwell.steps.trainable import SMALLEST_TEMPERATURE, logprobs_fault, read_temperature, untrainable_reason
 from stepwell.wire.openai import Sampled, read_ids, read_sampled
 
 NO_LOGPROB = 1.0

@@ -10,7 +10,7 @@ from stepwell.engines.engine import EXTRA_SAMPLING
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.steps.sampling import untrainable_reason
+from stepwell.steps.trainable import untrainable_reason
 from tests.unit.gateway.dialects.asking import (
     AROUND,
     CHAT,

@@ -9,6 +9,7 @@ import pytest
 from rig.builders import make_step
 from rig.docs_pages import DOCS, blocks
 from rig.vocabulary import ADDED_IDS, END_OF_TURN, encode
+from stepwell.steps.trainable import step_fault
 from stepwell.common.tokenizers import LoadedTokenizer
 from stepwell.gateway.recording.redaction import (
     RedactionFound,
@@ -22,7 +23,6 @@ from stepwell.gateway.recording.redaction import (
     token_spans,
 )
 from stepwell.steps.prefix_tree import PrefixTree
-from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Step
 
 MASK = ord("*")

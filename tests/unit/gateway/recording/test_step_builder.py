@@ -6,8 +6,8 @@ import pytest
 
 from stepwell.gateway.recording import step_builder
 from stepwell.gateway.recording.step_builder import PendingStep
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, VersionSpan, ids_array, logprobs_array
+from stepwell.steps.trainable import fault_kind
 from stepwell.wire.openai import Sampled, Usage
 
 BEGUN = PendingStep("t", "p", policy_version=5, started_at=123.0, sampling={"temperature": 1.0})

@@ -24,7 +24,7 @@ from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.state.records import A_GROUP, A_STEP, A_TRAJECTORY
 from stepwell.steps.step import Exactness, Step
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 CHANNELS = ("train", "validation")
 SIZE = 2

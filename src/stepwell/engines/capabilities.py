@@ -1,11 +1,19 @@
-"""The abilities that an engine lacks, what that costs, and what to do. The gateway's log, `up` and the doctor say it
-alike."""
+"""What an engine can do, found by its behaviour: the abilities that it lacks, what that costs, and what to do. The
+gateway's log, `up` and the doctor say it alike.
 
-from collections.abc import Iterator, Sequence
+Whether it reports log-probabilities of the distribution that it samples from is found by asking for the likeliest next
+token at two temperatures: raw log-probabilities are the same at both.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from stepwell.engines.engine import EngineFacts, EngineHttp, EngineKind, probe_engine
-from stepwell.steps.sampling import RAW, UNKNOWN_MODE
+from stepwell.errors import EngineUnavailable
+from stepwell.steps.step import JsonObject
+from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
+from stepwell.wire.openai import read_object
 
 NOT_JOINED = "so each turn of a conversation is a training row of its own"
 COSTS = {
@@ -20,6 +28,15 @@ COSTS = {
     "generate": "no continuation: an answer that a weight update breaks off is lost, as it cannot generate from ids",
 }
 """The cost by the name of the fact that shows it."""
+PROMPT = "Once upon a time"
+TEMPERATURES = (0.5, 2.0)
+TOLERANCE = 0.02
+"""Half precision may change a log-probability from one call to the next."""
+PROBE_USER = "stepwell-probe"
+"""The `user` of these requests, by which a server's log can tell them."""
+AskForCompletion: TypeAlias = Callable[[JsonObject], Awaitable[bytes | None]]
+"""Sends a request for a completion; gives the body of the reply, None if it was refused. EngineUnavailable if there is
+none now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +77,22 @@ def _denied(facts: EngineFacts) -> Iterator[str]:
         yield "weight_versions"
     if facts.token_ids and not facts.generate:
         yield "generate"
+
+
+async def probe_logprobs_mode(ask: AskForCompletion, model: str) -> str:
+    """RAW or PROCESSED; UNKNOWN_MODE if the engine does not tell, or the next token is certain at both temperatures."""
+    cold, hot = [await _likeliest(ask, model, temperature) for temperature in TEMPERATURES]
+    if cold is None or hot is None or min(cold, hot) > -TOLERANCE:
+        return UNKNOWN_MODE
+    return RAW if abs(cold - hot) <= TOLERANCE else PROCESSED
+
+
+async def _likeliest(ask: AskForCompletion, model: str, temperature: float) -> float | None:
+    """The largest log-probability of a next token."""
+    sampling: JsonObject = {"temperature": temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 1}
+    raw = await ask({"model": model, "prompt": PROMPT, "max_tokens": 1, "user": PROBE_USER, **sampling})
+    try:
+        choices: Any = read_object(raw or b"", "answer")["choices"]
+        return max(map(float, choices[0]["logprobs"]["top_logprobs"][0].values()))
+    except (EngineUnavailable, KeyError, TypeError, ValueError, IndexError, AttributeError):
+        return None

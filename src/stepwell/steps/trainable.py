@@ -1,23 +1,49 @@
-"""Which distribution a response was sampled from, and whether a trainer computes with the same one.
+"""Whether a step is trained: it must be sound, sampled from the policy, and accepted by the consumer's filter.
 
-A trainer computes log softmax(logits / temperature) over the whole vocabulary. A response that was sampled otherwise,
-by another model, or from a prompt that is more than its tokens, is not trained on unless the consumer asks for it.
-`untrainable_reason` decides this for every path by which a step comes into being.
+- A step is checked once, when it arrives. A recorded one that is not sound is quarantined with the reason; a submitted
+  one is refused with it.
+- A trainer computes log softmax(logits / temperature) over the whole vocabulary. A response that was sampled otherwise,
+  by another model, or from a prompt that is more than its tokens, is not trained on unless the consumer asks for it.
+  `untrainable_reason` decides this for every path by which a step comes into being.
+- A step that a filter leaves out is not shipped; its reward still counts in the return.
+- A reason is a text, "kind: explanation". A step is counted under the kind of one reason.
 """
 
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step import JsonObject, Step
+import numpy as np
+
+from stepwell.common import message_format
+from stepwell.errors import BadRequest
+from stepwell.steps.step import Exactness, FloatArray, JsonObject, Step
 
 SIDE_CALL = "side_call"
 """The kind of a step that an agent's harness made for itself. Leaving it out is no loss."""
 REDACTED = "redacted"
 """The kind of a step with masked tokens, and in its extras: the id of the mask, and which tokens are masked."""
+TOO_INEXACT = "exactness"
+"""The kind of reason for steps whose grade is too low."""
+OTHER_MODEL = "model"
+"""The kind of reason for steps that another model or adapter wrote than the one that is trained."""
+NO_CONSENT = "no_consent"
+"""The kind of reason for steps of people who did not agree to training."""
+UNSEEN = "unseen"
+"""The kind of reason for answers that nobody read to their end: the client had gone, or got an error instead."""
+NOT_CONTINUED = "not_continued"
+"""The kind of reason for choices of an answer of which another one was continued."""
+INCOMPLETE = "incomplete"
+"""The kind of reason for rollouts that lack a call, because the gateway that answered it died."""
+NEVER_TRAINED = (NO_CONSENT, UNSEEN, NOT_CONTINUED, INCOMPLETE)
+"""No filter accepts steps that are left out for these reasons."""
+ASIDE = (SIDE_CALL, UNSEEN, NOT_CONTINUED)
+"""Kinds of steps that are no part of the conversation that led to the reward."""
+NO_SOUND_STEP = "no_sound_step"
+"""The kind of reason for rollouts that count in their group and have no sound step."""
 RAW = "raw"
 """The log-probability mode of an engine that reports them as of temperature 1, before truncation and penalties."""
 PROCESSED = "processed"
@@ -65,6 +91,60 @@ TEXT_FIELDS = frozenset(
 )
 """The fields that a part of such a type may have. With other fields, an engine may take it for an image: vLLM does so
 if a part has no type, or a uuid beside its type."""
+LOGPROB_FLOOR = -9999.0
+"""vLLM's value for a missing log-probability."""
+lowest, highest = np.minimum.reduce, np.maximum.reduce
+"""The methods of an array take longer, which counts for short arrays."""
+
+
+# -- is it sound? ------------------------------------------------------------------------------------------------------
+
+
+def fault_kind(fault: str) -> str:
+    """The kind under which a reason is counted: the word before its colon."""
+    return fault.partition(":")[0]
+
+
+def step_fault(step: Step) -> str | None:
+    """Why `step` cannot be trained, or None."""
+    if len(step.prompt_ids) == 0:
+        return "no_prompt_ids: the step has no prompt token ids"
+    if len(step.response_ids) == 0:
+        return "no_response_ids: the step has no response token ids"
+    if lowest(step.prompt_ids) < 0 or lowest(step.response_ids) < 0:
+        return "negative_id: a token id is negative"
+    if step.reward is not None and not math.isfinite(step.reward):
+        return f"bad_reward: the reward is {step.reward}"
+    if step.response_mask is not None and len(step.response_mask) != len(step.response_ids):
+        return f"mask_count: {len(step.response_mask)} mask entries for {len(step.response_ids)} response tokens"
+    if step.response_logprobs is not None:
+        return logprobs_fault(step.response_logprobs, len(step.response_ids))
+    return None
+
+
+def logprobs_fault(logprobs: FloatArray, response_tokens: int) -> str | None:
+    """Why these log-probabilities cannot belong to a response of that length, or None."""
+    if len(logprobs) != response_tokens:
+        return f"logprob_count: {len(logprobs)} log-probabilities for {response_tokens} response tokens"
+    if response_tokens and lowest(logprobs) > LOGPROB_FLOOR and highest(logprobs) <= 0:  # a NaN fails this
+        return None
+    if not np.isfinite(logprobs).all():
+        return "bad_logprob: a log-probability is not finite"
+    if (logprobs > 0).any():
+        return f"bad_logprob: a log-probability is positive ({float(logprobs.max())})"
+    if (logprobs <= LOGPROB_FLOOR).any():
+        return "bad_logprob: a log-probability is missing (the engine's floor value)"
+    return None
+
+
+def usage_fault(kind: str, ids: int, counted: int | None) -> str | None:
+    """Why the number of ids contradicts the engine's count, or None. Without a count there is no contradiction."""
+    if counted is None or counted == ids:
+        return None
+    return f"{kind}_count: {ids} {kind} ids, but usage says {counted}"
+
+
+# -- was it sampled from the policy? -----------------------------------------------------------------------------------
 
 
 def untrainable_reason(
@@ -143,59 +223,6 @@ def strict_functions(tools: object) -> list[dict[str, Any]]:
     return [function for function in functions if isinstance(function, dict) and function.get("strict")]
 
 
-def sampling_kind(untrainable: str | None) -> str:
-    """The kind of a reason if it is sampling parameters; else empty."""
-    kind = "" if untrainable is None else fault_kind(untrainable)
-    return kind if kind in SAMPLING_KINDS else ""
-
-
-def sampling_note(channel: str, recent: Mapping[str, int]) -> str | None:
-    """A note in words: how many of a channel's last steps are left out for their sampling, and the choices; None if few
-    are.
-
-    `recent` counts the steps by `sampling_kind`.
-    """
-    steps, lost = sum(recent.values()), {kind: recent[kind] for kind in SAMPLING_KINDS if recent.get(kind)}
-    if steps < NOTED_STEPS or sum(lost.values()) < NOTED_SHARE * steps:
-        return None
-    causes = "; ".join(f"{count} {kind}: {SAMPLING_KINDS[kind]}" for kind, count in lost.items())
-    return (
-        f"{sum(lost.values()) / steps:.0%} of the last {steps:,} steps of channel {channel} are left out of training "
-        f"for their sampling ({causes}). Let the agents not ask for it; or set --sampling {channel}=on_policy at the "
-        f"gateway ({channel}=all_on_policy for users' sessions too); or train on them with untrainable=True"
-    )
-
-
-class LeftOutLog:
-    """Says once for each channel and kind of reason that steps are left out of training, and now and then how many of
-    a channel are left out for their sampling."""
-
-    def __init__(self, log: logging.Logger, advice: str = "") -> None:
-        self._log = log
-        self._advice = advice
-        self._said: set[tuple[str, str]] = set()
-        self._recent: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        """Steps since the last note, by channel and `sampling_kind`."""
-        self._note_after: defaultdict[str, int] = defaultdict(lambda: FIRST_NOTE)
-
-    def note(self, channel: str, reasons: Sequence[str | None]) -> None:
-        """`reasons` has one entry for each step: None if it is trained."""
-        for reason in filter(None, reasons):
-            cause = channel, fault_kind(reason)
-            if cause not in self._said and cause[1] != SIDE_CALL:
-                self._said.add(cause)
-                text = "channel %s: steps are left out of training, as %s; further ones are only counted%s"
-                self._log.warning(text, channel, reason, self._advice)
-        recent = self._recent[channel]
-        for kind in map(sampling_kind, reasons):
-            recent[kind] += 1
-        if recent.total() >= self._note_after[channel]:
-            if (said := sampling_note(channel, recent)) is not None:
-                self._log.warning("%s", said)
-            self._note_after[channel] *= 10
-            recent.clear()
-
-
 def _greedy(sampled: Mapping[str, Any]) -> str | None:
     temperature = sampled.get("temperature")
     if temperature == 0:
@@ -271,3 +298,104 @@ def _raw_logprobs(sampled: Mapping[str, Any], mode: str) -> str | None:
             f"{temperature} or of 1"
         )
     return None
+
+
+# -- does the consumer accept it? --------------------------------------------------------------------------------------
+
+
+class FilteredStep(Protocol):
+    """The fields of a step that the filter reads."""
+
+    exactness: Exactness
+    untrainable: str | None
+    model: str
+
+    def is_held(self) -> bool: ...
+
+
+@message_format.message
+@dataclass(frozen=True, slots=True)
+class StepFilter:
+    min_exactness: Exactness
+    """The lowest grade that is accepted."""
+    untrainable: bool
+    """Are steps that are marked untrainable accepted too, if the reason is not in NEVER_TRAINED?"""
+    models: tuple[str, ...] = ()
+    """The models that are trained; empty means any. A step whose model is not known is accepted."""
+
+    def rejection_kind(self, step: FilteredStep) -> str | None:
+        """The kind of reason for which a held step is left out; None if it is accepted."""
+        if step.untrainable is not None and (not self.untrainable or fault_kind(step.untrainable) in NEVER_TRAINED):
+            return fault_kind(step.untrainable)
+        if self.models and step.model and step.model not in self.models:
+            return OTHER_MODEL
+        return None if step.exactness.at_least(self.min_exactness) else TOO_INEXACT
+
+    def accepts(self, step: FilteredStep) -> bool:
+        if step.untrainable is None and step.exactness is self.min_exactness and not self.models:  # most steps
+            return step.is_held()
+        return step.is_held() and self.rejection_kind(step) is None
+
+
+def make_step_filter(min_exactness: str, untrainable: bool) -> StepFilter:
+    """BadRequest if there is no such grade."""
+    try:
+        return StepFilter(Exactness(min_exactness), untrainable)
+    except ValueError as failure:
+        raise BadRequest(str(failure)) from None
+
+
+# -- telling what is left out ------------------------------------------------------------------------------------------
+
+
+def sampling_kind(untrainable: str | None) -> str:
+    """The kind of a reason if it is sampling parameters; else empty."""
+    kind = "" if untrainable is None else fault_kind(untrainable)
+    return kind if kind in SAMPLING_KINDS else ""
+
+
+def sampling_note(channel: str, recent: Mapping[str, int]) -> str | None:
+    """A note in words: how many of a channel's last steps are left out for their sampling, and the choices; None if few
+    are.
+
+    `recent` counts the steps by `sampling_kind`.
+    """
+    steps, lost = sum(recent.values()), {kind: recent[kind] for kind in SAMPLING_KINDS if recent.get(kind)}
+    if steps < NOTED_STEPS or sum(lost.values()) < NOTED_SHARE * steps:
+        return None
+    causes = "; ".join(f"{count} {kind}: {SAMPLING_KINDS[kind]}" for kind, count in lost.items())
+    return (
+        f"{sum(lost.values()) / steps:.0%} of the last {steps:,} steps of channel {channel} are left out of training "
+        f"for their sampling ({causes}). Let the agents not ask for it; or set --sampling {channel}=on_policy at the "
+        f"gateway ({channel}=all_on_policy for users' sessions too); or train on them with untrainable=True"
+    )
+
+
+class LeftOutLog:
+    """Says once for each channel and kind of reason that steps are left out of training, and now and then how many of
+    a channel are left out for their sampling."""
+
+    def __init__(self, log: logging.Logger, advice: str = "") -> None:
+        self._log = log
+        self._advice = advice
+        self._said: set[tuple[str, str]] = set()
+        self._recent: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Steps since the last note, by channel and `sampling_kind`."""
+        self._note_after: defaultdict[str, int] = defaultdict(lambda: FIRST_NOTE)
+
+    def note(self, channel: str, reasons: Sequence[str | None]) -> None:
+        """`reasons` has one entry for each step: None if it is trained."""
+        for reason in filter(None, reasons):
+            cause = channel, fault_kind(reason)
+            if cause not in self._said and cause[1] != SIDE_CALL:
+                self._said.add(cause)
+                text = "channel %s: steps are left out of training, as %s; further ones are only counted%s"
+                self._log.warning(text, channel, reason, self._advice)
+        recent = self._recent[channel]
+        for kind in map(sampling_kind, reasons):
+            recent[kind] += 1
+        if recent.total() >= self._note_after[channel]:
+            if (said := sampling_note(channel, recent)) is not None:
+                self._log.warning("%s", said)
+            self._note_after[channel] *= 10
+            recent.clear()

@@ -1,5 +1,8 @@
 """Logs people in at an OIDC provider: the authorization code flow with PKCE, state and nonce, all of it by Authlib.
 
+- Lists of mail addresses, and of groups as group:NAME, say who may log in, and as what. A mail address counts only if
+  the provider says that it is verified. A name is one that a person cannot choose freely: the verified address, else
+  the provider's own id (`sub`).
 - Nothing is stored on the server. An attempt to log in, and then the session, are sealed cookies of the browser.
 - A session names the entry of the lists that let its person in. If the entry is removed, the session is void.
 - What Authlib leaves to its caller is checked here: the provider's document names the issuer that was asked for and
@@ -25,13 +28,11 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.access.caller import Caller
+from stepwell.access.caller import Caller, Role
 from stepwell.common.listening import is_safe_url
-from stepwell.dashboard.login.people import Claims, ListedPeople, name_of
 from stepwell.errors import BadRequest, NotPermitted, NotReady
 
 log = logging.getLogger("stepwell.access")
-
 HOST_PREFIX = "__Host-"
 SESSION_SECONDS = 8 * 3600
 ATTEMPT_SECONDS = 10 * 60
@@ -54,6 +55,11 @@ USERINFO = "userinfo_endpoint"
 KEPT = ("issuer", *ENDPOINTS, USERINFO, "scopes_supported", "_loaded_at")
 """The fields of the provider's document that are kept. Its keys are not among them: they are read for each login."""
 ERROR_CODE = re.compile(r"[a-z_]{1,60}")
+GROUP = "group:"
+PLAIN = re.compile(r"[ -~]{1,255}")
+"""The form of a name: it is shown, and written into logs."""
+Claims = Mapping[str, Any]
+"""The provider's statements about a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,59 @@ class OidcClient:
     issuer: str
     client_id: str
     client_secret: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPerson:
+    name: str
+    entry: str
+    """The entry of the lists by which the person is let in."""
+
+
+class ListedPeople:
+    def __init__(self, viewers: Sequence[str], curators: Sequence[str]) -> None:
+        """Who is on both lists is a curator."""
+        self._roles = {_comparable(entry): Role.VIEWER for entry in viewers}
+        self._roles |= {_comparable(entry): Role.CURATOR for entry in curators}
+
+    def find(self, claims: Claims) -> ListedPerson | None:
+        """None if the person is on no list."""
+        name = name_of(claims)
+        entries = [entry for entry in _entries(claims) if entry in self._roles]
+        if not name or not entries:
+            return None
+        curating = [entry for entry in entries if self._roles[entry] is Role.CURATOR]
+        return ListedPerson(name, (curating or entries)[0])
+
+    def role(self, entry: str) -> Role | None:
+        """None if the entry is on no list."""
+        return self._roles.get(entry)
+
+
+def name_of(claims: Claims) -> str:
+    """Empty if there is none that can be used."""
+    name = _verified_mail(claims) or claims.get("sub")
+    return name if isinstance(name, str) and PLAIN.fullmatch(name) else ""
+
+
+def _entries(claims: Claims) -> Iterator[str]:
+    if mail := _verified_mail(claims):
+        yield mail
+    groups = claims.get("groups")
+    if isinstance(groups, list):
+        yield from (f"{GROUP}{group}" for group in groups if isinstance(group, str))
+
+
+def _verified_mail(claims: Claims) -> str:
+    """The verified mail address, in lower case. Empty if there is none; one beyond ASCII may look like another, and is
+    none."""
+    mail = claims.get("email")
+    is_usable = isinstance(mail, str) and "@" in mail and PLAIN.fullmatch(mail) and claims.get("email_verified") is True
+    return str(mail).lower() if is_usable else ""
+
+
+def _comparable(entry: str) -> str:
+    return entry if entry.startswith(GROUP) else entry.lower()
 
 
 class OidcLogin:

@@ -1,1 +1,0 @@
-"""The dashboard's own list of trajectories and texts."""
