@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepwell.envs.group_files import group_html
 
 from rig.atropos.calling import AtroposClient, Group, calling, make_group
 from rig.atropos.server import atropos_process, serve_atropos

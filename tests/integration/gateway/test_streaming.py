@@ -15,9 +15,9 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.vocabulary import pieces
 from rig.waiting import until
-from stepwell.steps.trainable import fault_kind
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Step
+from stepwell.steps.trainable import fault_kind
 
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 FOR_EVER = 3600.0

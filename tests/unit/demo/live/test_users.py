@@ -2,8 +2,6 @@ import random
 from collections.abc import Sequence
 from itertools import islice
 
-from stepwell.rewards.builtin.next_state_rules import RULES, NextState, Utterance
-
 from stepwell.demo.live.users import (
     CLOSINGS,
     CORRECTIONS,

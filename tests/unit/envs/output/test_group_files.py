@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepwell.envs.group_files import GroupFolder, GroupTable, rows_of
 
 from rig.group_files import group_of, read_lines, read_table
 from stepwell.envs.group_files import GroupFolder, GroupTable, rows_of

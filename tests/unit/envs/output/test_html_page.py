@@ -5,7 +5,6 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from stepwell.envs.group_files import GroupPage
 
 from stepwell.common.tokenizers import Decode
 from stepwell.envs.group_files import GroupPage

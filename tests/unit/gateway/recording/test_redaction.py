@@ -9,7 +9,6 @@ import pytest
 from rig.builders import make_step
 from rig.docs_pages import DOCS, blocks
 from rig.vocabulary import ADDED_IDS, END_OF_TURN, encode
-from stepwell.steps.trainable import step_fault
 from stepwell.common.tokenizers import LoadedTokenizer
 from stepwell.gateway.recording.redaction import (
     RedactionFound,
@@ -24,6 +23,7 @@ from stepwell.gateway.recording.redaction import (
 )
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import Step
+from stepwell.steps.trainable import step_fault
 
 MASK = ord("*")
 SECRET = re.compile(r"\bs\w*t\b|ü+")

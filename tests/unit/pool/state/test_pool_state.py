@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rig.builders import make_step, new_folder
-from stepwell.steps.trainable import fault_kind
 from stepwell.errors import BadRequest
 from stepwell.pool.api.calls import CallBegun, Repeats
 from stepwell.pool.api.leasing import Settlement, Unit
@@ -53,7 +52,7 @@ from stepwell.pool.state.tombstones import Tombstone
 from stepwell.pool.state.view import PoolView
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.step import Exactness, Json
-from stepwell.steps.trainable import NOT_CONTINUED, UNSEEN, StepFilter
+from stepwell.steps.trainable import NOT_CONTINUED, UNSEEN, StepFilter, fault_kind
 
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored", "has_reward_lease"),

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from stepwell.rewards.builtin.next_state_rules import Abstention, Evidence, NextState, Utterance
 
 from rig.fake_engine import FakeEngine
 from stepwell.errors import BadRequest, RewardFailed

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from stepwell.rewards.builtin.next_state_rules import NextState, Utterance, next_states
 
 from rig.chatml import render_chat
 from stepwell.rewards.builtin.next_state_rules import NextState, Utterance, next_states

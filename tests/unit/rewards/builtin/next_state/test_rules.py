@@ -3,16 +3,6 @@
 from collections.abc import Iterable
 
 import pytest
-from stepwell.rewards.builtin.next_state_rules import (
-    LONGEST_EVIDENCE,
-    RULES,
-    Evidence,
-    NextState,
-    Speaker,
-    Utterance,
-    extended,
-    first_evidence,
-)
 
 from stepwell.errors import BadRequest
 from stepwell.rewards.builtin.next_state_rules import (
