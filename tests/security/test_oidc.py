@@ -17,7 +17,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
 from stepwell.commands.dashboard import DashboardSettings, login_of
 from stepwell.commands.sections import read_settings
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 from stepwell.dashboard.login.oidc import SESSION_SECONDS, OidcClient, OidcLogin
 from stepwell.dashboard.login.people import ListedPeople
 from stepwell.errors import BadRequest

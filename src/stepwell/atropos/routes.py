@@ -14,9 +14,9 @@ from stepwell.atropos.metrics import AtroposMetrics
 from stepwell.atropos.registry import Registries
 from stepwell.pool.api.leasing import ReadyGroups
 from stepwell.pool.client import PoolClient
-from stepwell.wire import atropos_calls as shapes
+from stepwell.wire import scored_groups as shapes
+from stepwell.wire.scored_groups import NO_EXAMPLE, group_parts
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
-from stepwell.wire.scored_groups_json import NO_EXAMPLE, group_parts
 
 Handler: TypeAlias = Callable[[str, AtroposRequest], Awaitable[Response]]
 """Called with the channel and the request."""

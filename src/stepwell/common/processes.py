@@ -1,4 +1,4 @@
-"""Child processes: a command that runs to its end, and a program that is restarted when it dies.
+"""Child processes: a command that runs to its end, a program that is restarted when it dies, and workers of one server.
 
     async with SupervisedProcess(Program(name="gateway", command=…, why_not_ready=…), on_line=…, on_wait=…) as process:
         ...
@@ -7,7 +7,8 @@
 - A child's end is noticed even while a process that it started holds its pipes (asyncio's own processes miss it then).
 - Closing a child kills it and everything that it started. On Linux a supervised program does not outlive this process.
 - A program that dies before it is ready is an error with its last lines. One that dies later is started again, each
-  time after a longer pause unless it was up for a while.
+  time after a longer pause unless it was up for a while; so is a worker.
+- A worker whose first process cannot start ends all workers. SIGTERM and SIGINT end all; each has time to finish.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Self, TypeAlias
 
@@ -58,6 +60,12 @@ PLAIN_VARIABLES = (
 
 OnLine: TypeAlias = Callable[[str], None]
 OnLogLine: TypeAlias = Callable[[int, str], None]
+
+log = logging.getLogger("stepwell")
+
+CANNOT_START = 3
+"""The exit code of a worker that has told why it cannot start."""
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class CommandFailed(Exception):
@@ -268,7 +276,7 @@ class SupervisedProcess:
 
 def dying_with_this_process(command: Sequence[str]) -> list[str]:
     """The command, in a form that ends it when this process ends (on Linux)."""
-    return [sys.executable, "-m", "stepwell.common.die_with_parent", str(os.getpid()), *command]
+    return [sys.executable, "-m", "stepwell.common.own_process", str(os.getpid()), *command]
 
 
 def exit_text(code: int) -> str:
@@ -369,3 +377,69 @@ async def _read_lines(pipe: IO[bytes], on_line: OnLine) -> None:
                 on_line(line[:LONGEST_LINE].decode(errors="replace"))
     if rest:
         on_line(rest.decode(errors="replace"))
+
+
+class WorkerProcesses:
+    def __init__(self, count: int, make: Callable[[int], BaseProcess]) -> None:
+        """`make` gives a process for the worker of that number, not started yet."""
+        self._count = count
+        self._make = make
+        self._running: dict[int, BaseProcess] = {}
+        self._ending = asyncio.Event()
+
+    async def run(self) -> None:
+        """Runs until a signal ends it. NotReady if a worker cannot start."""
+        loop = asyncio.get_running_loop()
+        for number in END_SIGNALS:
+            loop.add_signal_handler(number, self._ending.set)
+        keeping = [asyncio.create_task(self._keep(number)) for number in range(self._count)]
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait([ending, *keeping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (ending, *keeping):
+                task.cancel()
+            outcomes = await asyncio.gather(*keeping, return_exceptions=True)
+            await asyncio.gather(*map(_end, self._running.values()))
+        for outcome in outcomes:
+            if isinstance(outcome, NotReady):
+                raise outcome
+
+    async def _keep(self, number: int) -> None:
+        pause, is_first = FIRST_PAUSE, True
+        while True:
+            process = self._running[number] = self._make(number)
+            process.start()
+            started = time.monotonic()
+            code = await _exit_code(process)
+            if code == CANNOT_START and is_first:
+                raise NotReady(f"worker {number} cannot start; its own line says why")
+            is_first = False
+            pause = FIRST_PAUSE if time.monotonic() - started > STABLE_AFTER else pause
+            log.warning("worker %d ended with %s; starting it again in %g s", number, exit_text(code), pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+async def _exit_code(process: BaseProcess) -> int:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(process.sentinel, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(process.sentinel)
+    process.join()
+    return process.exitcode or 0
+
+
+async def _end(process: BaseProcess) -> None:
+    if process.exitcode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(GRACE):
+            await _exit_code(process)
+    except TimeoutError:
+        log.warning("a worker did not end within %g s and is killed", GRACE)
+        process.kill()
+        await _exit_code(process)

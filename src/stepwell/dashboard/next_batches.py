@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from stepwell.common.coalescing import SharedAnswer
+from stepwell.common.async_calls import SharedAnswer
 from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.follower import by_trajectory
 from stepwell.dashboard.index.trajectories import TrajectoryKey

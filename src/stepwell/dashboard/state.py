@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from stepwell.common.async_calls import repeating
-from stepwell.common.coalescing import SharedAnswer
+from stepwell.common.async_calls import SharedAnswer, repeating
 from stepwell.common.tokenizers import TokenDecoder, Tokenizer
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.index.follower import PoolFollower, TextIndexer

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns, cut, make_columns, pack_values, packed_column, stack
 from stepwell.steps.groups import StepGroup, with_sorted_metadata

@@ -22,7 +22,7 @@ from stepwell.envs.output.html_page import group_html
 from stepwell.envs.servers import ServerManager
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
-from stepwell.wire.atropos_calls import EnvRegistration
+from stepwell.wire.scored_groups import EnvRegistration
 from tests.rig.atropos.calling import AtroposClient, Group, calling, make_group
 from tests.rig.atropos.server import atropos_process, serve_atropos
 from tests.rig.fake_engine import FakeEngine

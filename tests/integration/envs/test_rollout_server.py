@@ -10,7 +10,7 @@ import pytest
 from stepwell.envs.rollout_server import RolloutServer
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import RolloutServerAway
-from stepwell.wire.atropos_calls import EnvRegistration
+from stepwell.wire.scored_groups import EnvRegistration
 from tests.rig.rollout_server import FakeRolloutServer
 from tests.rig.waiting import until
 

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from stepwell.common.coalescing import BatchSender, Coalescer, SharedAnswer
+from stepwell.common.async_calls import BatchSender, Coalescer, SharedAnswer
 from stepwell.errors import Conflict, PoolUnavailable
 from tests.rig.complaints import Complaints
 from tests.rig.waiting import until

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.exports.import_run import common_metadata, import_groups, message
-from stepwell.exports.progress import TransferProgress
+from stepwell.exports.pool_transfer import TransferProgress, common_metadata, import_groups, message
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.groups import StepGroup
 from tests.builders import make_step

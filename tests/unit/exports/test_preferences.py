@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from stepwell.exports.preferences import PreferenceShape
+from stepwell.exports.shapes import PreferenceShape
 from tests.builders import make_step
 from tests.rig.vocabulary import encode
 from tests.unit.exports.shaped import answer, decode, rows

@@ -1,4 +1,4 @@
-from stepwell.exports.sft import IGNORED, SftShape
+from stepwell.exports.shapes import IGNORED, SftShape
 from stepwell.steps.step import mask_array
 from tests.builders import make_step
 from tests.rig.vocabulary import encode

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from stepwell.common.retry import Backoff
+from stepwell.common.async_calls import Backoff
 from stepwell.dashboard.index.follower import PoolFollower
 from stepwell.dashboard.index.texts import ConversationTexts
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.exports.pool_source import all_changes
+from stepwell.exports.pool_transfer import all_changes
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.exports.file_source import LateRewards
-from stepwell.exports.import_run import message
+from stepwell.exports.export_files import LateRewards
+from stepwell.exports.pool_transfer import message
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict

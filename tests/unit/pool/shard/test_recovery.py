@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepwell.common.sqlite_file import PAGE_SIZE
+from stepwell.common.files import PAGE_SIZE
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import Limits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepwell.common.retry import Backoff
+from stepwell.common.async_calls import Backoff
 from stepwell.errors import RewardFailed
 from stepwell.rewards.builtin.endpoint import ATTEMPTS, Endpoint
 from stepwell.steps.step import JsonObject
