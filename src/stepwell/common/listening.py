@@ -11,17 +11,19 @@
   question. So a body must have a type that the server documents.
 """
 
+import random
 import re
 import socket
 import ssl
 import stat
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from stepwell.errors import BadRequest, CrossSite, StepwellError, UnsupportedMediaType, WrongHost
+from stepwell.errors import BadRequest, CrossSite, NotReady, StepwellError, UnsupportedMediaType, WrongHost
 
 LINK = "link://"
 """Begins the address of a link over the network, where otherwise Ray's stands."""
@@ -39,6 +41,9 @@ OWN_SITES = (None, b"same-origin", b"none")
 """Sec-Fetch-Site of a program, of the server's own page, and of an address that a person typed."""
 STATUS: Mapping[type[StepwellError], int] = {CrossSite: 403, UnsupportedMediaType: 415, WrongHost: 421}
 LONGEST_SHOWN = 80
+CHILD_PORTS = (26_000, 32_000)
+"""Above the ports of Ray's workers, below those that systems give to connections."""
+PORT_TRIES = 100
 
 
 def is_loopback(host: str) -> bool:
@@ -73,6 +78,15 @@ def read_host_and_port(address: str) -> tuple[str, int]:
     except ValueError:
         pass
     raise ValueError(f"{address!r} names no host and port; write host:port")
+
+
+def free_port(host: str) -> int:
+    """A port that is free now, and that no connection gets from the system before a child listens there."""
+    for port in random.sample(range(*CHILD_PORTS), k=PORT_TRIES):
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    first, end = CHILD_PORTS
+    raise NotReady(f"{PORT_TRIES} of the ports {first} to {end - 1} of {host} were tried, and none is free")
 
 
 class ServedHosts:

@@ -14,9 +14,7 @@
 import asyncio
 import logging
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,11 +32,8 @@ import orjson
 from stepwell.common.async_calls import in_thread, run_to_end
 from stepwell.errors import NotReady
 
-log = logging.getLogger("stepwell.agents")
+log = logging.getLogger("stepwell")
 
-CHILD_PORTS = (26_000, 32_000)
-"""Above the ports of Ray's workers, below those that systems give to connections."""
-PORT_TRIES = 100
 CHUNK = 2**16
 LONGEST_LINE = 2**16
 """Bytes; the rest of a longer line is dropped."""
@@ -61,7 +56,6 @@ PLAIN_VARIABLES = (
 OnLine: TypeAlias = Callable[[str], None]
 OnLogLine: TypeAlias = Callable[[int, str], None]
 
-log = logging.getLogger("stepwell")
 
 CANNOT_START = 3
 """The exit code of a worker that has told why it cannot start."""
@@ -178,6 +172,24 @@ async def run_command(command: Sequence[str], *, env: Mapping[str, str], stdin: 
     return str(stdout)
 
 
+class RestartPauses:
+    """The pauses before a program is started again: longer each time, unless it was up for a while."""
+
+    def __init__(self) -> None:
+        self._next = FIRST_PAUSE
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    async def wait(self, name: str, code: int) -> None:
+        """After the program has ended with this exit code."""
+        pause = FIRST_PAUSE if time.monotonic() - self._began > STABLE_AFTER else self._next
+        log.warning("%s ended with %s; starting it again in %g s", name, exit_text(code), pause)
+        self._next = min(2 * pause, LONGEST_PAUSE)
+        await asyncio.sleep(pause)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     name: str
@@ -260,16 +272,13 @@ class SupervisedProcess:
             await asyncio.sleep(POLL)
 
     async def _restart_when_it_ends(self) -> None:
-        pause = FIRST_PAUSE
+        pauses = RestartPauses()
         while True:
             assert self._child is not None
-            started = time.monotonic()
+            pauses.begin()
             code = await self._child.wait()
-            pause = FIRST_PAUSE if time.monotonic() - started > STABLE_AFTER else pause
-            log.warning("the %s ended with %s; starting it again in %g s", self._program.name, exit_text(code), pause)
             await self._child.close()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            await pauses.wait(f"the {self._program.name}", code)
             self.restarts += 1
             self._start()
 
@@ -309,15 +318,6 @@ def kill_marked(name: str, value: str, *, timeout: float = 5.0) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-
-
-def free_port(host: str) -> int:
-    """A port that is free now, and that no connection gets from the system before a child listens there."""
-    for port in random.sample(range(*CHILD_PORTS), k=PORT_TRIES):
-        with suppress(OSError), socket.create_server((host, port)):
-            return port
-    first, end = CHILD_PORTS
-    raise NotReady(f"{PORT_TRIES} of the ports {first} to {end - 1} of {host} were tried, and none is free")
 
 
 def last_lines(log_file: Path, count: int) -> str:
@@ -406,19 +406,16 @@ class WorkerProcesses:
                 raise outcome
 
     async def _keep(self, number: int) -> None:
-        pause, is_first = FIRST_PAUSE, True
+        pauses, is_first = RestartPauses(), True
         while True:
             process = self._running[number] = self._make(number)
+            pauses.begin()
             process.start()
-            started = time.monotonic()
             code = await _exit_code(process)
             if code == CANNOT_START and is_first:
                 raise NotReady(f"worker {number} cannot start; its own line says why")
             is_first = False
-            pause = FIRST_PAUSE if time.monotonic() - started > STABLE_AFTER else pause
-            log.warning("worker %d ended with %s; starting it again in %g s", number, exit_text(code), pause)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            await pauses.wait(f"worker {number}", code)
 
 
 async def _exit_code(process: BaseProcess) -> int:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import orjson
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
@@ -26,6 +27,7 @@ from stepwell.errors import BadRequest
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, Json, JsonObject
 
+D = TypeVar("D", bound=np.generic)
 T = TypeVar("T")
 
 UNTRAINED = -100
@@ -86,6 +88,31 @@ class ScoredGroup:
 
     def __len__(self) -> int:
         return len(self.lengths_N)
+
+
+def joined(parts: Sequence[NDArray[D]]) -> NDArray[D]:
+    """End to end. Nothing is copied if each part follows the one before it in the memory of one array, as those of
+    groups that were read together."""
+    if len(parts) == 1:
+        return parts[0]
+    first, base = parts[0], parts[0].base
+    if base is not None and all(part.base is base and part.flags.c_contiguous for part in parts):
+        places: list[int] = [part.__array_interface__["data"][0] for part in parts]
+        if all(place + part.nbytes == behind for part, (place, behind) in zip(parts, pairwise(places), strict=False)):
+            return as_strided(first, (sum(map(len, parts)),), writeable=False)
+    return np.concatenate(parts)
+
+
+def known_logprobs(groups: Sequence[ScoredGroup]) -> FloatArray | None:
+    """One per token, NaN in groups without; None if no group has any."""
+    if all(group.logprobs is None for group in groups):
+        return None
+    return joined(
+        [
+            np.full(len(group.tokens), np.nan, np.float32) if group.logprobs is None else group.logprobs
+            for group in groups
+        ]
+    )
 
 
 def groups_from_json(body: bytes, kind: Literal["group", "list"]) -> list[ScoredGroup]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepwell.common.processes import dying_with_this_process, end_group, free_port, kill_group, last_lines
+from stepwell.common.listening import free_port
+from stepwell.common.processes import dying_with_this_process, end_group, kill_group, last_lines
 from tests.rig.trainers.process import trainer_python
 
 START_TIMEOUT = 600.0

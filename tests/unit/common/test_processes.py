@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stepwell.common import processes
-from stepwell.common.processes import CommandFailed, end_group, exit_text, free_port, kill_marked, run_command
+from stepwell.common.listening import free_port
+from stepwell.common.processes import CommandFailed, end_group, exit_text, kill_marked, run_command
 from stepwell.errors import NotReady
 from tests.rig.waiting import until, wait_until
 
