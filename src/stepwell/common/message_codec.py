@@ -99,7 +99,9 @@ def unpack_message(parts: Sequence[bytes | memoryview]) -> Any:
         raise MalformedMessage(f"a message of {len(parts)} parts, the first of {len(packed)} bytes")
     try:
         if len(packed) > UNCHECKED:
-            _check_all_is_there(packed)
+            unpacker = Unpacker(max_buffer_size=0)
+            unpacker.feed(packed)
+            unpacker.skip()
         try:
             return _Reader(parts).read(strict_map_key=True)
         except ValueError:  # keys that are no text, or half a surrogate pair: both are rare
@@ -109,12 +111,6 @@ def unpack_message(parts: Sequence[bytes | memoryview]) -> Any:
         raise
     except Exception as failure:  # noqa: BLE001 - whatever they make of our code, they are no message
         raise MalformedMessage(f"{type(failure).__name__}: {failure}") from None
-
-
-def _check_all_is_there(packed: bytes | memoryview) -> None:
-    unpacker = Unpacker(max_buffer_size=0)
-    unpacker.feed(packed)
-    unpacker.skip()
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
