@@ -52,14 +52,12 @@ PLAIN_VARIABLES = (
     *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
 """The variables of this process's environment that a command gets."""
-
-OnLine: TypeAlias = Callable[[str], None]
-OnLogLine: TypeAlias = Callable[[int, str], None]
-
-
 CANNOT_START = 3
 """The exit code of a worker that has told why it cannot start."""
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+OnLine: TypeAlias = Callable[[str], None]
+OnLogLine: TypeAlias = Callable[[int, str], None]
 
 
 class CommandFailed(Exception):
@@ -283,6 +281,69 @@ class SupervisedProcess:
             self._start()
 
 
+class WorkerProcesses:
+    def __init__(self, count: int, make: Callable[[int], BaseProcess]) -> None:
+        """`make` gives a process for the worker of that number, not started yet."""
+        self._count = count
+        self._make = make
+        self._running: dict[int, BaseProcess] = {}
+        self._ending = asyncio.Event()
+
+    async def run(self) -> None:
+        """Runs until a signal ends it. NotReady if a worker cannot start."""
+        loop = asyncio.get_running_loop()
+        for number in END_SIGNALS:
+            loop.add_signal_handler(number, self._ending.set)
+        keeping = [asyncio.create_task(self._keep(number)) for number in range(self._count)]
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait([ending, *keeping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (ending, *keeping):
+                task.cancel()
+            outcomes = await asyncio.gather(*keeping, return_exceptions=True)
+            await asyncio.gather(*map(_end, self._running.values()))
+        for outcome in outcomes:
+            if isinstance(outcome, NotReady):
+                raise outcome
+
+    async def _keep(self, number: int) -> None:
+        pauses, is_first = RestartPauses(), True
+        while True:
+            process = self._running[number] = self._make(number)
+            pauses.begin()
+            process.start()
+            code = await _exit_code(process)
+            if code == CANNOT_START and is_first:
+                raise NotReady(f"worker {number} cannot start; its own line says why")
+            is_first = False
+            await pauses.wait(f"worker {number}", code)
+
+
+async def _exit_code(process: BaseProcess) -> int:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(process.sentinel, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(process.sentinel)
+    process.join()
+    return process.exitcode or 0
+
+
+async def _end(process: BaseProcess) -> None:
+    if process.exitcode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(GRACE):
+            await _exit_code(process)
+    except TimeoutError:
+        log.warning("a worker did not end within %g s and is killed", GRACE)
+        process.kill()
+        await _exit_code(process)
+
+
 def dying_with_this_process(command: Sequence[str]) -> list[str]:
     """The command, in a form that ends it when this process ends (on Linux)."""
     return [sys.executable, "-m", "stepwell.common.own_process", str(os.getpid()), *command]
@@ -377,66 +438,3 @@ async def _read_lines(pipe: IO[bytes], on_line: OnLine) -> None:
                 on_line(line[:LONGEST_LINE].decode(errors="replace"))
     if rest:
         on_line(rest.decode(errors="replace"))
-
-
-class WorkerProcesses:
-    def __init__(self, count: int, make: Callable[[int], BaseProcess]) -> None:
-        """`make` gives a process for the worker of that number, not started yet."""
-        self._count = count
-        self._make = make
-        self._running: dict[int, BaseProcess] = {}
-        self._ending = asyncio.Event()
-
-    async def run(self) -> None:
-        """Runs until a signal ends it. NotReady if a worker cannot start."""
-        loop = asyncio.get_running_loop()
-        for number in END_SIGNALS:
-            loop.add_signal_handler(number, self._ending.set)
-        keeping = [asyncio.create_task(self._keep(number)) for number in range(self._count)]
-        ending = asyncio.create_task(self._ending.wait())
-        try:
-            await asyncio.wait([ending, *keeping], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (ending, *keeping):
-                task.cancel()
-            outcomes = await asyncio.gather(*keeping, return_exceptions=True)
-            await asyncio.gather(*map(_end, self._running.values()))
-        for outcome in outcomes:
-            if isinstance(outcome, NotReady):
-                raise outcome
-
-    async def _keep(self, number: int) -> None:
-        pauses, is_first = RestartPauses(), True
-        while True:
-            process = self._running[number] = self._make(number)
-            pauses.begin()
-            process.start()
-            code = await _exit_code(process)
-            if code == CANNOT_START and is_first:
-                raise NotReady(f"worker {number} cannot start; its own line says why")
-            is_first = False
-            await pauses.wait(f"worker {number}", code)
-
-
-async def _exit_code(process: BaseProcess) -> int:
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(process.sentinel, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(process.sentinel)
-    process.join()
-    return process.exitcode or 0
-
-
-async def _end(process: BaseProcess) -> None:
-    if process.exitcode is not None:
-        return
-    process.terminate()
-    try:
-        async with asyncio.timeout(GRACE):
-            await _exit_code(process)
-    except TimeoutError:
-        log.warning("a worker did not end within %g s and is killed", GRACE)
-        process.kill()
-        await _exit_code(process)
