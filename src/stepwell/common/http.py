@@ -63,10 +63,10 @@ def request(
     send = urllib.request.urlopen if by_proxy else DIRECT.open
     try:
         with send(asked, timeout=timeout) as answer:
-            return Answer(answer.status, answer.read(most))
+            return Answer(answer.status, answer.read() if most is None else answer.read(most))
     except urllib.error.HTTPError as refusal:
         with refusal:
-            return Answer(refusal.code, refusal.read(most))
+            return Answer(refusal.code, refusal.read() if most is None else refusal.read(most))
     except HTTPException as failure:
         raise ConnectionError(f"{type(failure).__name__}: {failure}") from None
 

@@ -1,4 +1,4 @@
-"""What a process asks of the system for itself: to end with its parent, to have limited memory, to know the memory of
+"""Requests of a process to the system for itself: to end with its parent, to have limited memory, to know the memory of
 its machine or container, and to give some back.
 
 `python -m stepwell.common.own_process PARENT COMMAND…` becomes the command, and ends when PARENT ends. Only Linux can

@@ -181,7 +181,7 @@ class RestartPauses:
         self._began = time.monotonic()
 
     async def wait(self, name: str, code: int) -> None:
-        """After the program has ended with this exit code."""
+        """Call it when the program has ended with this exit code."""
         pause = FIRST_PAUSE if time.monotonic() - self._began > STABLE_AFTER else self._next
         log.warning("%s ended with %s; starting it again in %g s", name, exit_text(code), pause)
         self._next = min(2 * pause, LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""What users and clients write: lengths of time, settings and JSON bodies, and sentences for what is wrong in them.
+"""Input of users and clients: lengths of time, settings and JSON bodies, and sentences for what is wrong in it.
 
 - pydantic's own texts are for programmers. Values are not repeated: they may be keys.
 - The objects and lists of a JSON text are bounded before it is parsed: each takes twenty times as much memory as its
