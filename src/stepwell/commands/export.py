@@ -1,5 +1,5 @@
-"""`stepwell export` and `stepwell import`; and `stepwell lineage`, which says what made a version of the policy and where
-a trajectory went, from the archive alone."""
+"""`stepwell export` and `stepwell import`; and `stepwell lineage`, which says what made a version of the policy and
+where a trajectory went, from the archive alone."""
 
 import asyncio
 import json
