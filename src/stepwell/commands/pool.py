@@ -173,8 +173,13 @@ async def _keep_pool(settings: PoolSettings) -> None:
     await keep_pool(link, settings.name, create)
 
 
-def _pool_plan(settings: PoolSettings) -> PoolPlan:
-    return PoolPlan(
+def _create_pool(settings: PoolSettings, *, changes_shards: bool = True) -> None:
+    """A pool that was created before has as many shards as before, unless a number is given that it is to have."""
+    from stepwell.pool.client.ray_cluster import join_ray
+    from stepwell.pool.shard.actor import reshard_pool, start_pool
+
+    join_ray(settings.ray_address, settings.ray_namespace)
+    plan = PoolPlan(
         name=settings.name,
         shards=settings.shards,
         limits=settings.limits(),
@@ -184,15 +189,6 @@ def _pool_plan(settings: PoolSettings) -> PoolPlan:
         archive=settings.archive,
         resource=settings.resource,
     )
-
-
-def _create_pool(settings: PoolSettings, *, changes_shards: bool = True) -> None:
-    """A pool that was created before has as many shards as before, unless a number is given that it is to have."""
-    from stepwell.pool.client.ray_cluster import join_ray
-    from stepwell.pool.shard.actor import reshard_pool, start_pool
-
-    join_ray(settings.ray_address, settings.ray_namespace)
-    plan = _pool_plan(settings)
     in_force = start_pool(plan, settings.ray_namespace, new_journals=settings.new_journals)
     if changes_shards and "shards" in settings.model_fields_set and in_force.shards != plan.shards:
         log.info("DataPool %r has %d shards, and gets %d", plan.name, in_force.shards, plan.shards)
