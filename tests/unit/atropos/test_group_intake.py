@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.atropos.group_intake import (
     MAX_MESSAGE_TOKENS,
     PIECE,
@@ -25,8 +27,6 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns
 from stepwell.wire.scored_groups import EnvRegistration, ScoredGroup, group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 
 class SlowPool(LocalPool):

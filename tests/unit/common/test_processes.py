@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rig.waiting import until, wait_until
 from stepwell.common import listening
 from stepwell.common.listening import free_port
 from stepwell.common.processes import CommandFailed, end_group, exit_text, kill_marked, run_command
 from stepwell.errors import NotReady
-from tests.rig.waiting import until, wait_until
 
 STUBBORN = """
 import os, signal, subprocess, sys, time

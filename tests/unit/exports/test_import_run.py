@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.errors import BadRequest
 from stepwell.exports.pool_transfer import TransferProgress, common_metadata, import_groups, message
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.groups import StepGroup
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
 from tests.unit.exports.stored import stored, turns
 
 
