@@ -21,8 +21,7 @@ from stepwell.access.audit_log import AuditLog
 from stepwell.commands.dashboard import DashboardSettings, login_of
 from stepwell.commands.sections import read_settings
 from stepwell.common.imports import install_command
-from stepwell.dashboard.login.oidc import SESSION_SECONDS, OidcClient, OidcLogin
-from stepwell.dashboard.login.people import ListedPeople
+from stepwell.dashboard.login import SESSION_SECONDS, ListedPeople, OidcClient, OidcLogin
 from stepwell.errors import BadRequest
 from tests.security.test_cross_site import ELSEWHERE, FOREIGN_TYPES
 

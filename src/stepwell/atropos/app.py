@@ -24,9 +24,7 @@ from stepwell.access.audit_log import AuditLog
 from stepwell.access.route_table import ATROPOS_ROUTES, RouteGuard
 from stepwell.atropos import http
 from stepwell.atropos.http import AtroposRequest, json_response
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registries, RegistryFile
-from stepwell.atropos.routes import AtroposRoutes
+from stepwell.atropos.registry import AtroposMetrics, Registries, RegistryFile
 from stepwell.common.listening import JSON, LOOPBACK_HOSTS, CrossSiteCheck, ServedHosts
 from stepwell.errors import Forbidden, StepwellError
 from stepwell.pool.api.producing import TRAIN

@@ -19,8 +19,7 @@ import orjson
 from pydantic import Field
 
 from stepwell.atropos.http import JSON, StreamedResponse
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registry
+from stepwell.atropos.registry import AtroposMetrics, Registry
 from stepwell.errors import BadRequest, LeaseExpired, StepwellError
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups
 from stepwell.pool.client import PoolClient

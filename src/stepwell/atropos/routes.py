@@ -10,8 +10,7 @@ from starlette.responses import Response
 from stepwell.atropos.batch_delivery import BatchDelivery, DeliveryRequest, read_lease
 from stepwell.atropos.group_intake import GroupIntake, GroupReader
 from stepwell.atropos.http import JSON, AtroposRequest, json_response
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registries
+from stepwell.atropos.registry import AtroposMetrics, Registries
 from stepwell.pool.api.leasing import ReadyGroups
 from stepwell.pool.client import PoolClient
 from stepwell.wire import scored_groups as shapes

@@ -24,7 +24,7 @@ from stepwell.common.imports import require
 from stepwell.common.listening import is_safe_url
 
 if TYPE_CHECKING:
-    from stepwell.dashboard.login.oidc import OidcLogin
+    from stepwell.dashboard.login import OidcLogin
 
 OIDC_SECRET = "STEPWELL_DASHBOARD_OIDC_CLIENT_SECRET"
 """No setting: as a flag, other users could read it."""
@@ -119,8 +119,7 @@ def login_of(settings: DashboardSettings, keys: AccessKeys) -> "OidcLogin | None
     if settings.oidc_issuer is None or settings.oidc_client_id is None:
         return None
     require("authlib.integrations.starlette_client", "oidc", purpose="--oidc-issuer")
-    from stepwell.dashboard.login.oidc import OidcClient, OidcLogin
-    from stepwell.dashboard.login.people import ListedPeople
+    from stepwell.dashboard.login import ListedPeople, OidcClient, OidcLogin
 
     client = OidcClient(settings.oidc_issuer, settings.oidc_client_id, os.environ.get(OIDC_SECRET) or None)
     people = ListedPeople(settings.oidc_viewers, settings.oidc_curators)

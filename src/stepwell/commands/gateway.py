@@ -239,9 +239,8 @@ def _run_worker(settings: GatewaySettings, number: int, path: str, shared: socke
 def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | None = None) -> "GatewayAsgi":
     """With `watch`, a socket file, all processes that share it have one watcher of engines."""
     from stepwell.common.tokenizers import BackgroundTokenizer, OnDemandTokenizer
-    from stepwell.engines.discovery import EngineDiscovery
+    from stepwell.engines.discovery import EngineDiscovery, SharedWatch
     from stepwell.engines.fleet import EngineFleet
-    from stepwell.engines.shared_watch import SharedWatch
     from stepwell.gateway.app import GatewayApp
     from stepwell.gateway.bridge.thinking import ThinkingPolicy
     from stepwell.gateway.http.quotas import CallQuota

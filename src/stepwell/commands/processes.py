@@ -26,10 +26,11 @@ from stepwell.commands.state_folder import StateFolder
 from stepwell.common.async_calls import Backoff, in_thread
 from stepwell.common.http import JsonAnswer, get_json
 from stepwell.common.processes import OnLogLine, Program, SupervisedProcess
-from stepwell.engines import ENGINES, vllm_command
+from stepwell.engines import ENGINES
+from stepwell.engines import vllm_control as vllm_command
+from stepwell.engines.capabilities import find_missing
 from stepwell.engines.connections import EngineConnections
 from stepwell.engines.engine import EngineHttp
-from stepwell.engines.missing import find_missing
 from stepwell.errors import WEIGHTS, EngineUnavailable, NotReady
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

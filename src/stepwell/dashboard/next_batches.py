@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from stepwell.common.async_calls import SharedAnswer
 from stepwell.common.tokenizers import TokenDecoder
-from stepwell.dashboard.index.follower import by_trajectory
-from stepwell.dashboard.index.trajectories import TrajectoryKey
+from stepwell.dashboard.follower import by_trajectory
+from stepwell.dashboard.index import TrajectoryKey
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import BatchRequest, ExactFill
 from stepwell.pool.api.preview import BatchPreview, PreviewItem

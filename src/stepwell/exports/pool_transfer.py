@@ -32,8 +32,8 @@ from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import Columns, pack, stack, unpack
 from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.returns import put_together, take_apart
-from stepwell.steps.soundness import fault_kind, step_fault
 from stepwell.steps.step import Json, JsonObject
+from stepwell.steps.trainable import fault_kind, step_fault
 
 PAGE_TOKENS = 500_000
 PAGE_TRAJECTORIES = 512

@@ -54,7 +54,7 @@ from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.scoring import RewardScorer
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import LinkClient
-from stepwell.steps.sampling import LeftOutLog
+from stepwell.steps.trainable import LeftOutLog
 
 log = logging.getLogger("stepwell.gateway")
 

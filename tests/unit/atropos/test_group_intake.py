@@ -19,8 +19,7 @@ from stepwell.atropos.group_intake import (
     name_by_key,
 )
 from stepwell.atropos.http import AtroposRequest
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registry
+from stepwell.atropos.registry import AtroposMetrics, Registry
 from stepwell.errors import BadRequest, PoolFull, PoolUnavailable
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import Registration, SubmitVerdict

@@ -25,9 +25,8 @@ from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps, StoredStep
 from stepwell.steps.columns import Columns
-from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import JsonObject
-from stepwell.steps.step_filter import UNSEEN
+from stepwell.steps.step import CARRIED, JsonObject
+from stepwell.steps.trainable import UNSEEN
 
 CARRIED_NAMES = [column.name for column in CARRIED]
 LINEAGE, FINISH_REASON, EXTRAS = map(CARRIED_NAMES.index, ("lineage", "finish_reason", "extras"))

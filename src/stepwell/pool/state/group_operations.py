@@ -12,9 +12,8 @@ from stepwell.pool.state.producer_shares import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.returns import GivenReward
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import JsonObject
-from stepwell.steps.step_filter import NO_CONSENT, StepFilter
+from stepwell.steps.trainable import NO_CONSENT, StepFilter, fault_kind
 
 AWAKE = 1_024
 """Complete trajectories that are not packed, because they were completed or read last."""

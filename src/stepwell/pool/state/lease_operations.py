@@ -5,7 +5,7 @@ from stepwell.pool.state.group_operations import GroupOperations
 from stepwell.pool.state.records import OUTCOME, Group, Lease, Trajectory
 from stepwell.pool.state.reward_operations import RewardOperations
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 REJECTED = "rejected"
 """The cause of what a person rejected."""

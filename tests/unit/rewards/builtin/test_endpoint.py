@@ -6,7 +6,7 @@ from rig.fake_engine import FakeEngine
 from rig.fake_engine.faults import Faults
 from stepwell.common.async_calls import Backoff
 from stepwell.errors import RewardFailed
-from stepwell.rewards.builtin.endpoint import ATTEMPTS, Endpoint
+from stepwell.rewards.builtin.judge import ATTEMPTS, Endpoint
 from stepwell.steps.step import JsonObject
 
 BODY: JsonObject = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
