@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.growth_rig.curve import Curve, Figures, Shape
 from benchmarks.growth_rig.tables import shown
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 
 TITLE = "How cost grows"
 DESCRIPTION = (

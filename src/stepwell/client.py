@@ -14,14 +14,13 @@ import asyncio
 import json
 import ssl
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 from uuid import uuid4
 
+from stepwell.common.http import request
 from stepwell.errors import WEIGHTS, BadRequest, GatewayUnreachable, NotReady, StepwellError, from_answer
 
 TIMEOUT = 90.0
@@ -187,16 +186,13 @@ def _call(method: str, url: str, body: Mapping[str, Any] | None, key: str | None
         data = None if body is None else json.dumps(body, allow_nan=False).encode()
     except (TypeError, ValueError) as failure:
         raise BadRequest(f"{body} cannot be sent: {failure}") from None
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    request = urllib.request.Request(url, data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            return dict(json.load(answer))
-    except urllib.error.HTTPError as failure:
-        with failure:
-            refusal = from_answer(url, failure.code, failure.read())
-        is_of_proxy = isinstance(refusal, GatewayUnreachable) and failure.code in PROXY_ERRORS
-        raise (NoAnswer(str(refusal)) if is_of_proxy else refusal) from None
+        answer = request(method, url, data, key=key, timeout=TIMEOUT, by_proxy=True)
+        if answer.status < 300:
+            return dict(json.loads(answer.body))
     except (OSError, ValueError) as failure:
         why = UNTRUSTED if isinstance(getattr(failure, "reason", None), ssl.SSLCertVerificationError) else ""
         raise NoAnswer(f"no gateway answers at {url}: {failure}{why}") from None
+    refusal = from_answer(url, answer.status, answer.body)
+    is_of_proxy = isinstance(refusal, GatewayUnreachable) and answer.status in PROXY_ERRORS
+    raise NoAnswer(str(refusal)) if is_of_proxy else refusal

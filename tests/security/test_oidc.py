@@ -20,7 +20,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
 from stepwell.commands.dashboard import DashboardSettings, login_of
 from stepwell.commands.sections import read_settings
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 from stepwell.dashboard.login import SESSION_SECONDS, ListedPeople, OidcClient, OidcLogin
 from stepwell.errors import BadRequest
 from tests.security.test_cross_site import ELSEWHERE, FOREIGN_TYPES

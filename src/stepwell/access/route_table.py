@@ -1,13 +1,18 @@
-"""Who may call what: one table of the routes of the gateway, the Atropos server and the dashboard.
+"""Who may call what: one table of the routes of the gateway, the Atropos server and the dashboard, and the guard that
+lets a request in, or says why not, and records control calls.
 
 - The admin may call everything. A request that is not in the table is for the admin alone.
 - docs/operations/security.md has the same table, and tests/security asks for every row with every role.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
 
-from stepwell.access.caller import Role
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.audit_log import AuditLog, call_text
+from stepwell.access.caller import ANYONE, CALLER, Caller, Role
+from stepwell.errors import Forbidden, NotPermitted
 from stepwell.pool.api.sessions import SESSION_ROOT, UNRECORDED_ROOT, V1_ROOT
 
 TRAJECTORY_ROOT = "/{trajectory_uid}/{prompt_uid}"
@@ -19,6 +24,27 @@ ROOTS = (f"/{V1_ROOT}", f"/{V1_ROOT}/v1", *(f"/{SESSION_ROOT}{v1}" for v1 in BEL
 """The places below which a call opens a session, or its header names the trajectory: /v1 and its other spellings."""
 UNRECORDED_ROOTS = tuple(f"/{UNRECORDED_ROOT}{v1}" for v1 in BELOW_A_TRAJECTORY)
 MODELS = "models"
+
+READERS = (Role.VIEWER, Role.CURATOR)
+OPENERS = (Role.SESSION, Role.RUNNER)
+"""The roles that may open a trajectory."""
+SAMPLERS = (Role.RUNNER, Role.ENVIRONMENT)
+"""The roles that may make model calls that are not recorded."""
+AT_ATROPOS = (Role.ENVIRONMENT, Role.TRAINER, *READERS)
+NOBODY: tuple[Role, ...] = ()
+"""No role: only the admin may call."""
+
+STATIC_ROOT = "/static/"
+STATIC = f"{STATIC_ROOT}{{name:path}}"
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Any]]
+Send: TypeAlias = Callable[[Any], Awaitable[None]]
+Application: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+
+HOW = "send it as the header Authorization: Bearer KEY, or x-api-key: KEY"
+NO_STATUS = 0
+"""The status, in the record, of a call that was not answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +98,6 @@ def _at(roots: Iterable[str], method: str, calls: Iterable[str]) -> list[str]:
     return [f"{method} {root}/{call}" for root in roots for call in calls]
 
 
-READERS = (Role.VIEWER, Role.CURATOR)
-OPENERS = (Role.SESSION, Role.RUNNER)
-"""The roles that may open a trajectory."""
-SAMPLERS = (Role.RUNNER, Role.ENVIRONMENT)
-"""The roles that may make model calls that are not recorded."""
-AT_ATROPOS = (Role.ENVIRONMENT, Role.TRAINER, *READERS)
-NOBODY: tuple[Role, ...] = ()
-"""No role: only the admin may call."""
-
-
 def gateway_routes(model_calls: Iterable[str]) -> RouteTable:
     """`model_calls` are the paths of the dialects. All that an agent may call is below a trajectory or one of ROOTS."""
     model_calls = tuple(model_calls)
@@ -125,8 +141,7 @@ ATROPOS_ROUTES = RouteTable(
 )
 """The same below /channel/NAME."""
 
-STATIC_ROOT = "/static/"
-STATIC = f"{STATIC_ROOT}{{name:path}}"
+
 DASHBOARD_ROUTES = RouteTable(
     [
         *_open("GET /", f"GET {STATIC}", "GET /health", "GET /login", "GET /login/callback", "POST /logout"),
@@ -137,3 +152,90 @@ DASHBOARD_ROUTES = RouteTable(
     ]
 )
 """The routes of the dashboard. They show all channels: a key for some of them is refused."""
+
+
+class RouteGuard:
+    def __init__(self, keys: AccessKeys, audit: AuditLog | None = None) -> None:
+        self.keys = keys
+        self._audit = audit
+
+    def admit(
+        self,
+        route: Route,
+        scope: Message,
+        *authorizations: str | bytes | None,
+        channel: str | None = None,
+        person: Caller | None = None,
+    ) -> Caller:
+        """Forbidden without a valid key. NotPermitted if its role or scope does not allow it; `channel` is the one that
+        the request is about, if that is known already. `person` needs no key: they are logged in."""
+        if route.is_open:
+            return ANYONE
+        caller = person or self.keys.caller(*authorizations)
+        if caller is None:
+            raise Forbidden(self.keys.why_void(*authorizations) or needs_key(route))
+        if not self.keys.open and caller.role is not Role.ADMIN:
+            self._check(route, scope, caller, channel)
+        return caller
+
+    def refuse(self, route: Route, scope: Message, caller: Caller, why: str) -> NoReturn:
+        """NotPermitted. It is recorded if the call would be."""
+        if self._audit is not None and route.is_recorded:
+            self._audit.add(caller, call_text(scope), 403)
+        raise NotPermitted(why)
+
+    def _check(self, route: Route, scope: Message, caller: Caller, channel: str | None) -> None:
+        if caller.role not in route.roles:
+            self.refuse(route, scope, caller, wrong_role(route, caller))
+        if caller.is_scoped and not route.is_for_scoped:
+            why = f"the key {caller.id} is for {caller.scope_text}; this is about all channels"
+            self.refuse(route, scope, caller, why)
+        if channel is not None and not caller.may_use(channel):
+            why = f"the key {caller.id} is for {caller.scope_text}; this is in the channel {channel}"
+            self.refuse(route, scope, caller, why)
+
+    async def serve(
+        self, app: Application, route: Route, caller: Caller, scope: Message, receive: Receive, send: Send
+    ) -> None:
+        """Call the application for an admitted caller, and record the call if it is one that changes something."""
+        scope[CALLER] = caller
+        if self._audit is None or not route.is_recorded:
+            await app(scope, receive, send)
+            return
+        status = NO_STATUS
+
+        async def send_noting_status(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await app(scope, receive, send_noting_status)
+        finally:
+            self._audit.add(caller, call_text(scope), status)
+
+
+def needs_key(route: Route) -> str:
+    """The answer to a caller without a valid key."""
+    if Role.TRAJECTORY in route.roles:
+        which = "the key of the trajectory in the URL (api_key, as POST /init_trajectory gave it)"
+    elif Role.SESSION in route.roles:
+        which = "a session key (as POST /session_keys or `stepwell gateway key` gives it)"
+        if others := route.roles - {Role.SESSION}:
+            which += f", a key with the role {' or '.join(sorted(others))}"
+    elif route.roles:
+        which = f"a key with the role {' or '.join(sorted(route.roles))}"
+    else:
+        return f"this needs a control key; {HOW}"
+    return f"this needs {which}, or a control key; {HOW}"
+
+
+def wrong_role(route: Route, caller: Caller) -> str:
+    others = f"{', '.join(sorted(route.roles))} and " if route.roles else ""
+    why = f"{caller.id} has the role {caller.role}; this is for {others}{Role.ADMIN}"
+    if caller.role in SAMPLERS and route.path.startswith(ROOTS):
+        return f"{why}. {ROOTS[0]} records its calls; yours, which are not recorded, go to {UNRECORDED_ROOTS[0]}"
+    if Role.SESSION is caller.role and route.path.startswith(UNRECORDED_ROOTS):
+        return f"{why}. Yours, which are recorded, go to {ROOTS[0]}"
+    return why

@@ -23,22 +23,21 @@ from starlette.types import Receive, Scope, Send
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import ATROPOS_ROUTES
+from stepwell.access.route_table import ATROPOS_ROUTES, RouteGuard
 from stepwell.atropos import http
 from stepwell.atropos.batch_delivery import BatchDelivery, DeliveryRequest, read_lease
 from stepwell.atropos.group_intake import GroupIntake, GroupReader
 from stepwell.atropos.http import JSON, AtroposRequest, json_response
 from stepwell.atropos.registry import AtroposMetrics, Registries
-from stepwell.common import cross_site
+from stepwell.common import listening as cross_site
 from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
 from stepwell.errors import Forbidden, StepwellError
 from stepwell.pool.api.leasing import ReadyGroups
 from stepwell.pool.api.producing import TRAIN
 from stepwell.pool.client import PoolClient
-from stepwell.wire import atropos_calls as shapes
+from stepwell.wire import scored_groups as shapes
+from stepwell.wire.scored_groups import NO_EXAMPLE, group_parts
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow, has_arrow
-from stepwell.wire.scored_groups_json import NO_EXAMPLE, group_parts
 
 Handler: TypeAlias = Callable[[str, AtroposRequest], Awaitable[Response]]
 """Called with the channel and the request."""

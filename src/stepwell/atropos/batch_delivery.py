@@ -24,9 +24,8 @@ from stepwell.errors import BadRequest, LeaseExpired, StepwellError
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Exactness
-from stepwell.wire.atropos_calls import AtroposBody
+from stepwell.wire.scored_groups import AtroposBody, batch_parts
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, arrow_parts
-from stepwell.wire.scored_groups_json import batch_parts
 from stepwell.wire.scored_groups_steps import groups_from_columns
 
 log = logging.getLogger("stepwell.atropos")

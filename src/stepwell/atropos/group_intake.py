@@ -25,7 +25,7 @@ import orjson
 
 from stepwell.atropos.http import IN_THREAD, AtroposRequest
 from stepwell.atropos.registry import AtroposMetrics, Registry
-from stepwell.common.coalescing import BatchSender
+from stepwell.common.async_calls import BatchSender
 from stepwell.errors import BadRequest, PoolFull, TooLarge
 from stepwell.pool.api.producing import TRAIN, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient

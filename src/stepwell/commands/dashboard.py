@@ -8,10 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import AfterValidator, model_validator
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.commands.sections import Addresses, Listed, Port, ServerSection
-from stepwell.commands.shared import audit_of, check_listening, hosts_of, join_pool, keys_of, serve
+from stepwell.commands.sections import (
+    Addresses,
+    Listed,
+    Port,
+    ServerSection,
+    audit_of,
+    check_listening,
+    hosts_of,
+    join_pool,
+    keys_of,
+    serve,
+)
+from stepwell.common.imports import require
 from stepwell.common.listening import is_safe_url
-from stepwell.common.optional import require
 
 if TYPE_CHECKING:
     from stepwell.dashboard.login import OidcLogin

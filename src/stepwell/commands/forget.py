@@ -10,11 +10,10 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from stepwell.commands.sections import Duration, Listed, PoolSection
-from stepwell.commands.shared import join_pool
-from stepwell.common.atomic_files import replacing_file
+from stepwell.commands.sections import Duration, Listed, PoolSection, join_pool
 from stepwell.common.command_line import say
-from stepwell.common.optional import require
+from stepwell.common.files import replacing_file
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive_files import ArchiveFiles
@@ -80,7 +79,11 @@ def run_forget(settings: ForgetSettings) -> None:
     if settings.overdue:
         say(asyncio.run(forget_kept_back(pool, confirm=settings.confirm)))
         return
-    receipt = asyncio.run(_forget(pool, settings))
+    if settings.subject is not None:
+        receipt = asyncio.run(forget(pool, settings.subject, settings.archive))
+    else:
+        assert settings.older_than is not None, "the settings have one of both"
+        receipt = asyncio.run(forget_overdue(pool, settings.older_than, settings.archive))
     text = json.dumps(receipt, indent=2)
     if settings.receipt is None:
         say(text)
@@ -88,13 +91,6 @@ def run_forget(settings: ForgetSettings) -> None:
     with replacing_file(Path(settings.receipt)) as file:
         file.write(f"{text}\n".encode())
     say(f"forgotten; the receipt is in {settings.receipt}")
-
-
-async def _forget(pool: PoolClient, settings: ForgetSettings) -> dict[str, Any]:
-    if settings.subject is not None:
-        return await forget(pool, settings.subject, settings.archive)
-    assert settings.older_than is not None, "the settings have one of both"
-    return await forget_overdue(pool, settings.older_than, settings.archive)
 
 
 async def forget(pool: PoolClient, subject: str, folders: Sequence[str] = ()) -> dict[str, Any]:

@@ -1,6 +1,8 @@
-"""`stepwell gateway`: one process that serves, or one that keeps several workers and their link to Ray running.
+"""`stepwell gateway`: one process that serves, or one that keeps several workers and their link to Ray running; and
+`stepwell atropos`, whose server a gateway can have as a part.
 
-The latter serves nothing itself and imports nothing that serves, which is three quarters of a worker's memory.
+A process that keeps workers serves nothing itself and imports nothing that serves, which is three quarters of a
+worker's memory.
 """
 
 import asyncio
@@ -19,18 +21,26 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from stepwell import logs
-from stepwell.commands.sections import DNS, EngineAddresses, Listed, Port, ServerSection
-from stepwell.commands.shared import (
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.audit_log import AuditLog
+from stepwell.commands.sections import (
+    DNS,
+    EngineAddresses,
+    Listed,
+    Port,
+    ServerSection,
     audit_of,
     check_listening,
     hosts_of,
+    join_pool,
     keys_of,
     listening_socket,
     network_link,
     serve,
 )
-from stepwell.common.die_with_parent import set_parent_death_signal
-from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
+from stepwell.common.listening import ServedHosts
+from stepwell.common.own_process import set_parent_death_signal
+from stepwell.common.processes import CANNOT_START, WorkerProcesses
 from stepwell.errors import StepwellError
 
 if TYPE_CHECKING:
@@ -39,6 +49,9 @@ if TYPE_CHECKING:
     from stepwell.gateway.recording.redactor import Redactor
     from stepwell.gateway.routes.asgi import GatewayAsgi
     from stepwell.pool.client.link import LinkClient
+if TYPE_CHECKING:
+    from stepwell.atropos.app import AtroposAsgi
+    from stepwell.pool.client import PoolClient
 
 log = logging.getLogger("stepwell")
 
@@ -225,7 +238,6 @@ def _run_worker(settings: GatewaySettings, number: int, path: str, shared: socke
 
 def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | None = None) -> "GatewayAsgi":
     """With `watch`, a socket file, all processes that share it have one watcher of engines."""
-    from stepwell.commands.atropos import atropos_app
     from stepwell.common.tokenizers import BackgroundTokenizer, OnDemandTokenizer
     from stepwell.engines.discovery import EngineDiscovery, SharedWatch
     from stepwell.engines.fleet import EngineFleet
@@ -296,3 +308,32 @@ def _redactor(settings: GatewaySettings) -> "Redactor | None":
 
     load_redaction(settings.redact)
     return Redactor(settings.redact, settings.tokenizer_path)
+
+
+class AtroposSettings(ServerSection, env_prefix="STEPWELL_ATROPOS_"):
+    """Serve environments and trainers that were written for Atropos, with the DataPool as the storage.
+
+    Paths below /channel/NAME serve further channels, each with its own trainer.
+    """
+
+    examples = ("stepwell atropos --port 8000 --state atropos.json",)
+
+    state: str | None = None
+    """File that keeps the registrations and the step count across restarts; without it, they are lost."""
+    port: Port = 8000
+
+
+def run_atropos(settings: AtroposSettings) -> None:
+    """Serves until a signal ends it."""
+    check_listening(settings)
+    keys, audit = keys_of(settings), audit_of(settings)
+    app = atropos_app(join_pool(settings), keys, audit, settings.state, hosts_of(settings))
+    serve("Atropos server", app, settings)
+
+
+def atropos_app(
+    pool: "PoolClient", keys: AccessKeys, audit: AuditLog | None, state: str | None, hosts: ServedHosts | None
+) -> "AtroposAsgi":
+    from stepwell.atropos.app import create_atropos
+
+    return create_atropos(pool=pool, keys=keys, audit=audit, state=Path(state) if state else None, hosts=hosts)

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import TextIO
 
 from stepwell.commands.launch_plan import LaunchPlan, ServedModel, environment, read_model
-from stepwell.commands.shared import JsonAnswer, get_json
 from stepwell.commands.state_folder import StateFolder
-from stepwell.common.async_calls import in_thread
+from stepwell.common.async_calls import Backoff, in_thread
+from stepwell.common.http import JsonAnswer, get_json
 from stepwell.common.processes import OnLogLine, Program, SupervisedProcess
-from stepwell.common.retry import Backoff
 from stepwell.engines import ENGINES
 from stepwell.engines import vllm_control as vllm_command
 from stepwell.engines.capabilities import find_missing

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, JsonValue, field_validator
 from pydantic_settings import CliPositionalArg, NoDecode
 
-from stepwell.commands.sections import PoolSection, Section
-from stepwell.commands.shared import join_pool
+from stepwell.commands.sections import PoolSection, Section, join_pool
 from stepwell.common.command_line import say
 
 if TYPE_CHECKING:

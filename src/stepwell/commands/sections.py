@@ -1,24 +1,38 @@
-"""The common base of all settings, and how they are read: defaults < environment < flags.
+"""The common base of all settings, how they are read, and what a command makes of those that several commands share: a
+client of the DataPool, keys, a server.
 
-- An unknown key is an error.
+- Defaults < environment < flags. An unknown key is an error.
 - A field's docstring is its line in --help.
-- The groups of settings that several commands take are here; each command adds its own.
+- What serves is imported by the function that serves: a process that only keeps others running does without it.
 """
 
 import argparse
+import gc
+import logging
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from inspect import cleandoc
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
+from stepwell.access.access_keys import AccessKeys
+from stepwell.access.audit_log import AuditLog
+from stepwell.access.key_file import KeyFile
+from stepwell.common import listening
 from stepwell.common.command_line import FlagParser, with_dashes
-from stepwell.common.durations import read_duration
-from stepwell.common.input_errors import explain_all
-from stepwell.common.listening import LINK, read_host_and_port
-from stepwell.errors import BadRequest
+from stepwell.common.listening import LINK, ServedHosts, read_host_and_port
+from stepwell.common.user_input import explain_all, read_duration
+from stepwell.errors import BadRequest, NotReady
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from stepwell.pool.client import PoolClient
+    from stepwell.pool.client.link import LinkClient
 
 DNS = "dns://"
 DNS_ADDRESS = re.compile(r"dns://[^/:\s]+:\d+")
@@ -64,6 +78,21 @@ METAVARS: Mapping[str, str] = {
 TYPES: Mapping[str, str] = {"str": "NAME", "tuple[str,...]": "NAMES", "int": "COUNT", "float": "NUMBER"}
 NO_DEFAULT = re.compile(r" \(default(?: factory)?: (?:None|False|\(\)|dict)\)$")
 LISTED_DEFAULT = re.compile(r"\(default: \('([^']*)',\)\)$")
+GROUP_SIZE = AliasChoices("group_size", "n_rollouts")
+"""The names of the number of rollouts in a group."""
+Port = Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")]
+
+log = logging.getLogger("stepwell")
+
+BACKLOG = 2048
+"""Connections that wait to be accepted."""
+TLS_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""The ciphers for TLS 1.2; those of TLS 1.3 are all as good."""
+GC_THRESHOLD = (50_000, 20, 50)
+"""A call makes about a thousand small objects, nearly all without cycles; so cycles are searched for less often."""
+IDLE_CONNECTION_TIMEOUT = 75
+"""Seconds; longer than the 60 of common load balancers and HTTP clients, so that they close first: a server that does
+may do so while the next request is on its way."""
 
 
 def split(value: object) -> object:
@@ -105,15 +134,20 @@ def _in_seconds(value: object) -> object:
 
 Duration = Annotated[float, BeforeValidator(_in_seconds), Field(gt=0)]
 """Seconds, or a number with s, m, h, d or w behind it."""
-GROUP_SIZE = AliasChoices("group_size", "n_rollouts")
-"""The names of the number of rollouts in a group."""
+
+
 Listed = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)]
 """Values separated by commas."""
+
+
 Addresses = Annotated[Listed, AfterValidator(_are_addresses)]
+
+
 HostNames = Annotated[Listed, AfterValidator(_are_names)]
+
+
 EngineAddresses = Annotated[Listed, AfterValidator(_are_engine_addresses)]
 """Addresses, and names that DNS lists engines under."""
-Port = Annotated[int, Field(ge=0, le=65535, description="Port to listen on.")]
 
 
 class Section(BaseSettings):
@@ -249,3 +283,86 @@ def _add_argument(parser: argparse.ArgumentParser, *names: str, **options: Any) 
 
 def _flag(place: tuple[int | str, ...]) -> str:
     return "".join(f"--{str(name).replace('_', '-')}" for name in place[:1])
+
+
+def join_pool(settings: PoolSection) -> "PoolClient":
+    """Joins by a link over the network, if the settings name one; otherwise this process joins Ray."""
+    from stepwell.pool.client import PoolClient
+    from stepwell.pool.client.ray_cluster import join_ray
+
+    link = network_link(settings) if isinstance(settings, ServerSection) else None
+    if link is None:
+        join_ray(settings.ray_address, settings.ray_namespace)
+    else:
+        link.start()
+    return PoolClient(settings.data_pool_name, settings.ray_namespace, transport=link)
+
+
+def network_link(settings: ServerSection) -> "LinkClient | None":
+    if settings.link is None or settings.link_secret_file is None:
+        return None
+    from stepwell.pool.client.network_link import NetworkLink
+
+    return NetworkLink(*settings.link, secret_file=settings.link_secret_file, ca_file=settings.link_ca_file)
+
+
+def check_listening(settings: ServerSection) -> None:
+    """Checks host, keys and certificate before anything is started."""
+    variable = f"{settings.model_config.get('env_prefix')}CONTROL_KEYS"
+    listening.require_safe_address(
+        settings.host, has_keys=bool(settings.control_keys), insecure=settings.insecure, variable=variable
+    )
+    if not settings.control_keys and not listening.is_loopback(settings.host):
+        log.warning("listening on %s without keys: access is open to everyone", settings.host)
+    check_certificate(settings.tls_cert, settings.tls_key)
+
+
+def check_certificate(certificate: str | None, key: str | None) -> None:
+    if certificate and key and (why := listening.check_certificate(certificate, key)):
+        log.warning("%s", why)
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as failure:
+        raise NotReady(f"cannot listen on {host}:{port}: {failure.strerror}") from None
+
+
+def keys_of(settings: ServerSection) -> AccessKeys:
+    return AccessKeys(settings.control_keys, KeyFile(Path(settings.keys_file)) if settings.keys_file else None)
+
+
+def audit_of(settings: ServerSection) -> AuditLog | None:
+    return AuditLog(Path(settings.audit_log)) if settings.audit_log else None
+
+
+def hosts_of(settings: ServerSection) -> ServedHosts | None:
+    return listening.served_hosts(settings.host, settings.allowed_hosts, has_keys=bool(settings.control_keys))
+
+
+def serve(name: str, app: "ASGIApp", settings: ServerSection, sockets: Sequence[socket.socket] = ()) -> None:
+    """Serves until a signal ends it, on its host and port, unless sockets are given that listen already."""
+    import uvicorn
+
+    from stepwell.common.bounded_http import MOST_CONNECTIONS, BoundedHttp
+
+    log.info("%s on %s", name, settings.url)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        timeout_keep_alive=IDLE_CONNECTION_TIMEOUT,
+        http=BoundedHttp,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        ssl_ciphers=TLS_CIPHERS,
+        limit_concurrency=MOST_CONNECTIONS,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+    )
+    uvicorn.Server(config).run(sockets=list(sockets) or None)

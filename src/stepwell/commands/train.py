@@ -20,8 +20,7 @@ from pydantic import Field
 
 from stepwell.commands.processes import StartupScreen
 from stepwell.commands.sections import PoolSection
-from stepwell.common.function_loading import load_member
-from stepwell.common.optional import require
+from stepwell.common.imports import load_member, require
 from stepwell.engines.vllm_control import one_line
 from stepwell.errors import BadRequest, FetchTimeout, NotReady, SyncFailed
 from stepwell.pool.client import DataPool

@@ -1,22 +1,29 @@
-"""Where a server listens, and under which names it answers.
+"""Where a server listens, under which names it answers, and what pages of other sites cannot make a browser send to it.
 
 - Without keys it listens on loopback only, unless its operator says that the network keeps others out.
 - Without keys it answers only to names that no other site can have: a page whose own name begins to point to this
-  machine (DNS rebinding) is told by that name, which the browser sends as Host.
-- With keys it answers to any name, unless names are listed: such a page has no key.
+  machine (DNS rebinding) is told by that name, which the browser sends as Host. With keys it answers to any name,
+  unless names are listed: such a page has no key.
+- A page of another site cannot read an answer, but it can send requests to any server that the browser reaches. A
+  browser says in Origin and Sec-Fetch-Site where a request comes from, and no page can change them. A request that may
+  change something must come from the server's own page, or from a program, which sends neither.
+- A page may send forms and plain text anywhere; for JSON its browser first asks the server, which does not answer that
+  question. So a body must have a type that the server documents.
 """
 
+import random
 import re
 import socket
 import ssl
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
-from stepwell.errors import BadRequest
+from stepwell.errors import BadRequest, CrossSite, NotReady, StepwellError, UnsupportedMediaType, WrongHost
 
 LINK = "link://"
 """Begins the address of a link over the network, where otherwise Ray's stands."""
@@ -25,6 +32,18 @@ ALL_ADDRESSES = ("0.0.0.0", "::", "")
 HOST_HEADER = re.compile(rb"(?:\[([0-9a-f:.]+)\]|([a-z0-9_.\-]+?)\.?)(?::\d{1,5})?")
 MOST_KNOWN = 1_000
 READABLE_BY_ALL = stat.S_IRWXO | stat.S_IWGRP
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+JSON = b"application/json"
+READING = frozenset(("GET", "HEAD", "OPTIONS"))
+OWN_SITES = (None, b"same-origin", b"none")
+"""Sec-Fetch-Site of a program, of the server's own page, and of an address that a person typed."""
+STATUS: Mapping[type[StepwellError], int] = {CrossSite: 403, UnsupportedMediaType: 415, WrongHost: 421}
+LONGEST_SHOWN = 80
+CHILD_PORTS = (26_000, 32_000)
+"""Above the ports of Ray's workers, below those that systems give to connections."""
+PORT_TRIES = 100
 
 
 def is_loopback(host: str) -> bool:
@@ -59,6 +78,15 @@ def read_host_and_port(address: str) -> tuple[str, int]:
     except ValueError:
         pass
     raise ValueError(f"{address!r} names no host and port; write host:port")
+
+
+def free_port(host: str) -> int:
+    """A port that is free now, and that no connection gets from the system before a child listens there."""
+    for port in random.sample(range(*CHILD_PORTS), k=PORT_TRIES):
+        with suppress(OSError), socket.create_server((host, port)):
+            return port
+    first, end = CHILD_PORTS
+    raise NotReady(f"{PORT_TRIES} of the ports {first} to {end - 1} of {host} were tried, and none is free")
 
 
 class ServedHosts:
@@ -125,3 +153,58 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
         return ip_address(name)
     except ValueError:
         return None
+
+
+class CrossSiteCheck:
+    """Called for every request before anything reads it."""
+
+    def __init__(
+        self,
+        hosts: ServedHosts | None = LOOPBACK_HOSTS,
+        types: Iterable[bytes] = (JSON,),
+        *,
+        gets_change: bool = False,
+    ) -> None:
+        """Without `hosts`, all names are served. `types` are those of bodies, in lower case. `gets_change`: a GET may
+        change something too."""
+        self._hosts = hosts
+        self._types = frozenset(types)
+        self._harmless = frozenset() if gets_change else READING
+
+    def check(self, method: str, headers: Headers) -> None:
+        """WrongHost, CrossSite or UnsupportedMediaType if the request is refused."""
+        given = dict(headers)
+        host = given.get(b"host")
+        if host is not None and self._hosts is not None and host not in self._hosts:
+            raise WrongHost(
+                f"this server does not answer to the name {_shown(host)}; ask 127.0.0.1 or localhost, or start it with "
+                "--allowed-hosts NAME"
+            )
+        if method in self._harmless:
+            return
+        origin = given.get(b"origin")
+        if given.get(b"sec-fetch-site") not in OWN_SITES or (origin is not None and not _is_of(origin, host)):
+            raise CrossSite(
+                "a page of another site sent this request, and it may change something; only this server's own pages "
+                "and programs may do that. A proxy must pass on the header Host"
+            )
+        if method in READING or given.get(b"content-type") in self._types:
+            return
+        self._check_type(given)
+
+    def _check_type(self, given: Mapping[bytes, bytes]) -> None:
+        kind = given.get(b"content-type", b"")
+        has_body = b"transfer-encoding" in given or given.get(b"content-length", b"0") != b"0"
+        if has_body and kind.partition(b";")[0].strip().lower() not in self._types:
+            wanted = " or ".join(f"Content-Type: {one.decode()}" for one in sorted(self._types))
+            said = _shown(kind) if kind else "none"
+            raise UnsupportedMediaType(f"send the body with the header {wanted} (the type of this one is {said})")
+
+
+def _is_of(origin: bytes, host: bytes | None) -> bool:
+    """Whether a page of that origin came from that host. The scheme may differ: a proxy may end TLS."""
+    return host is not None and origin.partition(b"://")[2].lower() == host.lower() != b""
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:LONGEST_SHOWN].decode("latin-1"))

@@ -2,10 +2,10 @@
 
 A peer may send any bytes. It gets no more than an error for them, because
 
-- only the types of message_types.py are written and read. A class must be registered in message_format.py; the reader
+- only classes that are registered in message_format.py are written and read, and the types that it lists; the reader
   imports no module that a message names, and checks the values of the fields before it calls a constructor.
 - the msgpack part has a largest size, and nothing is allocated for elements that are not there.
-- a hash that many keys share cannot be sent (message_types.KEYS).
+- a hash that many keys share cannot be sent (message_format.KEYS).
 
 In msgpack, an array whose first element is an extension is an object: the extension says of which kind. Fields that the
 reader does not know are left out, those that it lacks get their default, as in message_format.py.
@@ -29,13 +29,15 @@ from stepwell.common.message_format import (
     FORMAT,
     MESSAGES,
     OWN_FORMS,
+    Check,
     check_complete,
     constructor,
+    field_fits,
     field_names,
     incompatible,
+    is_key,
     misfit,
 )
-from stepwell.common.message_types import Check, field_fits, is_key
 from stepwell.errors import IncompatibleMessage, StepwellError
 
 HOMES = tuple(
@@ -96,7 +98,9 @@ def unpack_message(parts: Sequence[bytes | memoryview]) -> Any:
         raise MalformedMessage(f"a message of {len(parts)} parts, the first of {len(packed)} bytes")
     try:
         if len(packed) > UNCHECKED:
-            _check_all_is_there(packed)
+            unpacker = Unpacker(max_buffer_size=0)
+            unpacker.feed(packed)
+            unpacker.skip()
         try:
             return _Reader(parts).read(strict_map_key=True)
         except ValueError:  # keys that are no text, or half a surrogate pair: both are rare
@@ -106,12 +110,6 @@ def unpack_message(parts: Sequence[bytes | memoryview]) -> Any:
         raise
     except Exception as failure:  # noqa: BLE001 - whatever they make of our code, they are no message
         raise MalformedMessage(f"{type(failure).__name__}: {failure}") from None
-
-
-def _check_all_is_there(packed: bytes | memoryview) -> None:
-    unpacker = Unpacker(max_buffer_size=0)
-    unpacker.feed(packed)
-    unpacker.skip()
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Child processes: a command that runs to its end, and a program that is restarted when it dies.
+"""Child processes: a command that runs to its end, a program that is restarted when it dies, and workers of one server.
 
     async with SupervisedProcess(Program(name="gateway", command=…, why_not_ready=…), on_line=…, on_wait=…) as process:
         ...
@@ -7,15 +7,14 @@
 - A child's end is noticed even while a process that it started holds its pipes (asyncio's own processes miss it then).
 - Closing a child kills it and everything that it started. On Linux a supervised program does not outlive this process.
 - A program that dies before it is ready is an error with its last lines. One that dies later is started again, each
-  time after a longer pause unless it was up for a while.
+  time after a longer pause unless it was up for a while; so is a worker.
+- A worker whose first process cannot start ends all workers. SIGTERM and SIGINT end all; each has time to finish.
 """
 
 import asyncio
 import logging
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Self, TypeAlias
 
@@ -32,11 +32,8 @@ import orjson
 from stepwell.common.async_calls import in_thread, run_to_end
 from stepwell.errors import NotReady
 
-log = logging.getLogger("stepwell.agents")
+log = logging.getLogger("stepwell")
 
-CHILD_PORTS = (26_000, 32_000)
-"""Above the ports of Ray's workers, below those that systems give to connections."""
-PORT_TRIES = 100
 CHUNK = 2**16
 LONGEST_LINE = 2**16
 """Bytes; the rest of a longer line is dropped."""
@@ -55,6 +52,9 @@ PLAIN_VARIABLES = (
     *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
 """The variables of this process's environment that a command gets."""
+CANNOT_START = 3
+"""The exit code of a worker that has told why it cannot start."""
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 OnLine: TypeAlias = Callable[[str], None]
 OnLogLine: TypeAlias = Callable[[int, str], None]
@@ -170,6 +170,24 @@ async def run_command(command: Sequence[str], *, env: Mapping[str, str], stdin: 
     return str(stdout)
 
 
+class RestartPauses:
+    """The pauses before a program is started again: longer each time, unless it was up for a while."""
+
+    def __init__(self) -> None:
+        self._next = FIRST_PAUSE
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    async def wait(self, name: str, code: int) -> None:
+        """Call it when the program has ended with this exit code."""
+        pause = FIRST_PAUSE if time.monotonic() - self._began > STABLE_AFTER else self._next
+        log.warning("%s ended with %s; starting it again in %g s", name, exit_text(code), pause)
+        self._next = min(2 * pause, LONGEST_PAUSE)
+        await asyncio.sleep(pause)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     name: str
@@ -252,23 +270,83 @@ class SupervisedProcess:
             await asyncio.sleep(POLL)
 
     async def _restart_when_it_ends(self) -> None:
-        pause = FIRST_PAUSE
+        pauses = RestartPauses()
         while True:
             assert self._child is not None
-            started = time.monotonic()
+            pauses.begin()
             code = await self._child.wait()
-            pause = FIRST_PAUSE if time.monotonic() - started > STABLE_AFTER else pause
-            log.warning("the %s ended with %s; starting it again in %g s", self._program.name, exit_text(code), pause)
             await self._child.close()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            await pauses.wait(f"the {self._program.name}", code)
             self.restarts += 1
             self._start()
 
 
+class WorkerProcesses:
+    def __init__(self, count: int, make: Callable[[int], BaseProcess]) -> None:
+        """`make` gives a process for the worker of that number, not started yet."""
+        self._count = count
+        self._make = make
+        self._running: dict[int, BaseProcess] = {}
+        self._ending = asyncio.Event()
+
+    async def run(self) -> None:
+        """Runs until a signal ends it. NotReady if a worker cannot start."""
+        loop = asyncio.get_running_loop()
+        for number in END_SIGNALS:
+            loop.add_signal_handler(number, self._ending.set)
+        keeping = [asyncio.create_task(self._keep(number)) for number in range(self._count)]
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait([ending, *keeping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (ending, *keeping):
+                task.cancel()
+            outcomes = await asyncio.gather(*keeping, return_exceptions=True)
+            await asyncio.gather(*map(_end, self._running.values()))
+        for outcome in outcomes:
+            if isinstance(outcome, NotReady):
+                raise outcome
+
+    async def _keep(self, number: int) -> None:
+        pauses, is_first = RestartPauses(), True
+        while True:
+            process = self._running[number] = self._make(number)
+            pauses.begin()
+            process.start()
+            code = await _exit_code(process)
+            if code == CANNOT_START and is_first:
+                raise NotReady(f"worker {number} cannot start; its own line says why")
+            is_first = False
+            await pauses.wait(f"worker {number}", code)
+
+
+async def _exit_code(process: BaseProcess) -> int:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(process.sentinel, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(process.sentinel)
+    process.join()
+    return process.exitcode or 0
+
+
+async def _end(process: BaseProcess) -> None:
+    if process.exitcode is not None:
+        return
+    process.terminate()
+    try:
+        async with asyncio.timeout(GRACE):
+            await _exit_code(process)
+    except TimeoutError:
+        log.warning("a worker did not end within %g s and is killed", GRACE)
+        process.kill()
+        await _exit_code(process)
+
+
 def dying_with_this_process(command: Sequence[str]) -> list[str]:
     """The command, in a form that ends it when this process ends (on Linux)."""
-    return [sys.executable, "-m", "stepwell.common.die_with_parent", str(os.getpid()), *command]
+    return [sys.executable, "-m", "stepwell.common.own_process", str(os.getpid()), *command]
 
 
 def exit_text(code: int) -> str:
@@ -301,15 +379,6 @@ def kill_marked(name: str, value: str, *, timeout: float = 5.0) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
-
-
-def free_port(host: str) -> int:
-    """A port that is free now, and that no connection gets from the system before a child listens there."""
-    for port in random.sample(range(*CHILD_PORTS), k=PORT_TRIES):
-        with suppress(OSError), socket.create_server((host, port)):
-            return port
-    first, end = CHILD_PORTS
-    raise NotReady(f"{PORT_TRIES} of the ports {first} to {end - 1} of {host} were tried, and none is free")
 
 
 def last_lines(log_file: Path, count: int) -> str:

@@ -9,10 +9,8 @@ from fastapi.responses import HTMLResponse
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import STATIC
-from stepwell.common.cross_site import CrossSiteCheck
-from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
+from stepwell.access.route_table import STATIC, RouteGuard
+from stepwell.common.listening import LOOPBACK_HOSTS, CrossSiteCheck, ServedHosts
 from stepwell.common.tokenizers import Tokenizer
 from stepwell.dashboard import http
 from stepwell.dashboard.gateway_monitor import GatewayMonitor

@@ -12,8 +12,7 @@ from dataclasses import fields
 from functools import partial
 from importlib.metadata import version
 
-from stepwell.common.async_calls import repeating
-from stepwell.common.coalescing import SharedAnswer
+from stepwell.common.async_calls import SharedAnswer, repeating
 from stepwell.common.tokenizers import TokenDecoder, Tokenizer
 from stepwell.dashboard.follower import ConversationTexts, PoolFollower, TextIndexer, by_trajectory, keys_with_text
 from stepwell.dashboard.gateway_monitor import GatewayMonitor

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stepwell.common.coalescing import SharedAnswer
+from stepwell.common.async_calls import SharedAnswer
 from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.follower import by_trajectory
 from stepwell.dashboard.index import TrajectoryKey, key_of

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from stepwell.common.processes import dying_with_this_process, end_group, exit_text, free_port, last_lines
+from stepwell.common.http import get_json
+from stepwell.common.listening import free_port
+from stepwell.common.processes import dying_with_this_process, end_group, exit_text, last_lines
 from stepwell.demo.vocabulary import CONTEXT
 from stepwell.engines.vllm_control import ADDITIONS, base_flags
 from stepwell.errors import BadRequest, EngineUnavailable
@@ -131,8 +131,4 @@ def _basic_environment() -> dict[str, str]:
 
 
 def _is_healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
+    return get_json(f"{url}/health").status == 200

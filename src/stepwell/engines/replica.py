@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from yarl import URL
 
-from stepwell.common.coalescing import Coalescer
+from stepwell.common.async_calls import Coalescer
 from stepwell.engines.capabilities import missing_capabilities
 from stepwell.engines.connections import HttpReply
 from stepwell.engines.engine import (

@@ -8,14 +8,12 @@ and adapters.
 
 import json
 import shlex
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from stepwell.common.http import request
 from stepwell.engines.openai import MODELS
 from stepwell.errors import EngineSilent, SyncFailed
 from stepwell.steps.step import JsonObject
@@ -115,19 +113,17 @@ class VllmControl:
 
     def _call(self, method: str, path: str, body: JsonObject | None, *, may_be_absent: bool = False) -> JsonObject:
         content = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-        request = urllib.request.Request(f"{self.url}{path}", content, headers, method=method)
         what = f"{method} {self.url}{path}"
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as reply:
-                answer = {} if path in (LOAD_ADAPTER, UNLOAD_ADAPTER) else json.loads(reply.read() or b"{}")
-        except urllib.error.HTTPError as refused:
-            if may_be_absent and refused.code == HTTPStatus.NOT_FOUND:
-                return {}
-            text = refused.read().decode(errors="replace")[:TEXT_KEPT]
-            raise SyncFailed(f"{what} answered {refused.code}: {text}{HINTS.get(refused.code, '')}") from None
+            reply = request(method, f"{self.url}{path}", content, key=self._key, timeout=self._timeout)
+            if reply.status < HTTPStatus.MULTIPLE_CHOICES:
+                answer = {} if path in (LOAD_ADAPTER, UNLOAD_ADAPTER) else json.loads(reply.body or b"{}")
+                return answer if isinstance(answer, dict) else {}
         except TimeoutError:
             raise EngineSilent(f"{what} did not answer within {self._timeout:g} s") from None
-        except (OSError, HTTPException, ValueError) as failure:
+        except (OSError, ValueError) as failure:
             raise EngineSilent(f"{what}: {failure}") from None
-        return answer if isinstance(answer, dict) else {}
+        if may_be_absent and reply.status == HTTPStatus.NOT_FOUND:
+            return {}
+        text = reply.body.decode(errors="replace")[:TEXT_KEPT]
+        raise SyncFailed(f"{what} answered {reply.status}: {text}{HINTS.get(reply.status, '')}")

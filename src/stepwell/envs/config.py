@@ -27,8 +27,8 @@ from pydantic import (
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from stepwell.common.command_line import FlagParser, with_dashes
-from stepwell.common.input_errors import dotted, explain_all
-from stepwell.common.optional import require
+from stepwell.common.imports import require
+from stepwell.common.user_input import dotted, explain_all
 from stepwell.errors import BadRequest
 
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, ClassVar, Self, TypeAlias, TypeVar
 
-from stepwell.common.atomic_files import replacing_file
+from stepwell.common.files import replacing_file
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.config import (
     APIServerConfig,

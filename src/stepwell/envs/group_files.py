@@ -16,8 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stepwell.common.atomic_files import sync_path, temporary_name
-from stepwell.common.optional import require
+from stepwell.common.files import sync_path, temporary_name
+from stepwell.common.imports import require
 from stepwell.common.tokenizers import Decode
 from stepwell.envs.scored_data import UNTRAINED
 from stepwell.errors import BadRequest

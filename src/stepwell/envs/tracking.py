@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.envs.config import BaseEnvConfig
 from stepwell.envs.scored_data import Item, ScoredDataGroup
 from stepwell.errors import EnvironmentFailed

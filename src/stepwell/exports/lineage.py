@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
-from stepwell.exports.file_source import FileSource
+from stepwell.exports.export_files import FileSource
 from stepwell.steps.advantages import group_advantages
 from stepwell.steps.arrow import EXTRA
 from stepwell.steps.columns import Columns, pack, unpack

@@ -18,8 +18,8 @@ import orjson
 from pydantic import ValidationError
 
 from stepwell.common.async_calls import is_async
-from stepwell.common.function_loading import HOW_TO_NAME, load_member
-from stepwell.common.input_errors import explain_all
+from stepwell.common.imports import HOW_TO_NAME, load_member
+from stepwell.common.user_input import explain_all
 from stepwell.errors import BadRequest, NotReady
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.confinement.sandbox import SandboxLevel

@@ -19,8 +19,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
-from stepwell.common.portable_actor import portable_actor
-from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.common.async_calls import Backoff, retry_while_unavailable
+from stepwell.common.message_format import portable_actor
 from stepwell.errors import Conflict, RewardFailed, StepwellError
 from stepwell.pool.api.scoring import Judgement, RewardRequest, RewardScore
 from stepwell.pool.client import PoolClient

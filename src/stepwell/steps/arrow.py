@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.common.atomic_files import writing_under_temporary_name
-from stepwell.common.optional import require
+from stepwell.common.files import writing_under_temporary_name
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns, cut, make_columns, pack_values, packed_column, stack, unpack
 from stepwell.steps.groups import StepGroup, with_sorted_metadata

@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.common.atomic_files import replacing_file
+from stepwell.common.files import replacing_file
 from stepwell.errors import BadRequest, FetchTimeout, LeaseExpired, PoolUnavailable, StepwellError
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.client import DataPool

@@ -1,29 +1,33 @@
-"""Scored groups as Atropos' environments send them: JSON is read into arrays.
+"""Atropos' protocol in JSON: small bodies, for the server and for environments, and scored groups, read into arrays.
 
-Invariants:
 - A group has at least one sequence, and a sequence at least one token. Ids fit int32. Every number is finite.
 - Fields that have no array are kept as they were sent, under their wire name, and are sent out again.
-
-Long lists of numbers are checked by struct.pack, which accepts only numbers and is much faster than a validator.
+- Long lists of numbers are checked by struct.pack, which accepts only numbers and is much faster than a validator.
+- A batch for a trainer is written in parts of at most one sequence, so that other tasks can run in between: 14 keys,
+  the policy versions and the temperatures. Log-probabilities are written as float32, as they are stored.
 """
 
 import re
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import orjson
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from stepwell.common.json_containers import MOST_CONTAINERS, check_containers
+from stepwell.common.user_input import MOST_CONTAINERS, check_containers, explain_all
 from stepwell.errors import BadRequest
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, Json, JsonObject
 
+D = TypeVar("D", bound=np.generic)
 T = TypeVar("T")
 
 UNTRAINED = -100
@@ -44,6 +48,22 @@ sends a list for each token."""
 LARGEST_VERSION = 2**63 - 1
 TOO_DEEP = "nested too deeply"
 """orjson reads deeper nesting than it writes."""
+
+ORDER = (
+    *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "generation_params"),
+    *("inference_logprobs", "overrides", "group_overrides", "images", "env_id", "distill_token_ids"),
+    *("distill_logprobs", "policy_versions", "temperatures"),
+)
+NO_EXAMPLE: dict[str, list[object]] = {
+    field: []
+    for field in ORDER
+    if field not in ("overrides", "group_overrides", "env_id", "distill_token_ids", "distill_logprobs")
+}
+"""The answer to GET /latest_example before the first group."""
+
+M = TypeVar("M", bound=BaseModel)
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A number that any reader of JSON can read."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -68,6 +88,31 @@ class ScoredGroup:
 
     def __len__(self) -> int:
         return len(self.lengths_N)
+
+
+def joined(parts: Sequence[NDArray[D]]) -> NDArray[D]:
+    """End to end. Nothing is copied if each part follows the one before it in the memory of one array, as those of
+    groups that were read together."""
+    if len(parts) == 1:
+        return parts[0]
+    first, base = parts[0], parts[0].base
+    if base is not None and all(part.base is base and part.flags.c_contiguous for part in parts):
+        places: list[int] = [part.__array_interface__["data"][0] for part in parts]
+        if all(place + part.nbytes == behind for part, (place, behind) in zip(parts, pairwise(places), strict=False)):
+            return as_strided(first, (sum(map(len, parts)),), writeable=False)
+    return np.concatenate(parts)
+
+
+def known_logprobs(groups: Sequence[ScoredGroup]) -> FloatArray | None:
+    """One per token, NaN in groups without; None if no group has any."""
+    if all(group.logprobs is None for group in groups):
+        return None
+    return joined(
+        [
+            np.full(len(group.tokens), np.nan, np.float32) if group.logprobs is None else group.logprobs
+            for group in groups
+        ]
+    )
 
 
 def groups_from_json(body: bytes, kind: Literal["group", "list"]) -> list[ScoredGroup]:
@@ -254,3 +299,135 @@ def read_env_id(value: object) -> int | None:
     if value is None or type(value) is int:
         return value
     raise BadRequest(f"env_id: {_shown(value)} is not an integer")
+
+
+class AtroposBody(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class TrainerRegistration(AtroposBody):
+    wandb_group: str
+    wandb_project: str
+    batch_size: Annotated[Whole, Field(ge=1)]
+    """Sequences in a batch."""
+    max_token_len: Whole
+    checkpoint_dir: str
+    save_checkpoint_interval: Whole
+    starting_step: Whole
+    num_steps: Whole
+
+
+class EnvRegistration(AtroposBody):
+    max_token_length: Whole
+    desired_name: str
+    weight: FiniteFloat
+    group_size: Annotated[Whole, Field(ge=1)]
+    min_batch_allocation: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The share of each batch that must come from this environment, as far as it has groups."""
+    temperature: FiniteFloat | None = None
+    """The temperature of its sequences, where neither they nor their group tell one."""
+
+
+class EnvRegistered(AtroposBody):
+    """The answer to an EnvRegistration, once the trainer has started."""
+
+    env_id: int
+    wandb_name: str
+    checkpoint_dir: str
+    starting_step: int
+    checkpoint_interval: int
+    num_steps: int
+
+
+class EnvStatus(AtroposBody):
+    """The status by which an environment decides how many rollouts to start. The defaults are for servers that say
+    less."""
+
+    current_step: int
+    queue_size: int
+    """All ready sequences, without what other environments' minimums claim, in groups of this environment's size."""
+    unallocated_fraction: float = 1.0
+    """The share of a batch that no minimum claims."""
+    self_queue_size: int = 0
+    """Groups of this environment."""
+    max_group_size: int = 1
+    env_weight: float = 1.0
+
+
+class EnvIdentifier(AtroposBody):
+    env_id: int
+
+
+class LeaseName(AtroposBody):
+    lease: str
+    """The lease, as in the header x-stepwell-lease."""
+
+
+def read_call(shape: type[M], sent: bytes | dict[str, str]) -> M:
+    """Reads a JSON body, or a query. BadRequest says what is wrong with it."""
+    try:
+        return shape.model_validate_json(sent) if isinstance(sent, bytes) else shape.model_validate(sent)
+    except ValidationError as wrong:
+        raise BadRequest(explain_all(wrong.errors())) from None
+
+
+def batch_parts(groups: Iterable[ScoredGroup]) -> Iterator[bytes]:
+    """The body of a response to GET /batch."""
+    yield b'{"batch":['
+    for place, group in enumerate(groups):
+        if place:
+            yield b","
+        yield from group_parts(group)
+    yield b"]}"
+
+
+def group_parts(group: ScoredGroup) -> Iterator[bytes]:
+    opening = b"{"
+    for field in ORDER:
+        yield opening + orjson.dumps(field) + b":"
+        yield from _field(group, field)
+        opening = b","
+    yield b"}"
+
+
+def _field(group: ScoredGroup, field: str) -> Iterator[bytes]:
+    if field == "tokens":
+        return _json_list(_dump(group.tokens[start:end]) for start, end in _spans(group))
+    if field == "masks":
+        return _json_list(_dump(mask) for mask in _masks(group))
+    if field == "inference_logprobs" and group.logprobs is not None:
+        return _json_list(_logprobs_json(group, start, end) for start, end in _spans(group))
+    if field in OF_SEQUENCES and any(field in own for own in group.extras_N):
+        return _json_list(_dump(own.get(field)) for own in group.extras_N)
+    small = {"scores": group.scores_N, "env_id": group.env_id, "policy_versions": list(group.policy_versions)}
+    return iter([_dump(small[field] if field in small else group.extras.get(field))])
+
+
+def _json_list(parts: Iterable[bytes]) -> Iterator[bytes]:
+    opening = b"["
+    for part in parts:
+        yield opening
+        yield part
+        opening = b","
+    yield b"]"
+
+
+def _spans(group: ScoredGroup) -> Iterable[tuple[int, int]]:
+    return pairwise(offsets(group.lengths_N).tolist())
+
+
+def _masks(group: ScoredGroup) -> Iterator[IntArray]:
+    for (start, end), own in zip(_spans(group), group.extras_N, strict=True):
+        sent = own.get("masks")
+        labels = group.tokens[start:end] if sent is None else np.array(sent, np.int32)
+        yield np.where(group.trained[start:end], labels, np.int32(UNTRAINED))
+
+
+def _logprobs_json(group: ScoredGroup, start: int, end: int) -> bytes:
+    assert group.logprobs is not None
+    own = group.logprobs[start:end]
+    return b"[]" if np.isnan(own[0]) else _dump(own)
+
+
+def _dump(value: object) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

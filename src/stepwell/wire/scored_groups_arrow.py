@@ -24,14 +24,16 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from stepwell.common.json_containers import check_containers
-from stepwell.common.optional import require
+from stepwell.common.imports import require
+from stepwell.common.user_input import check_containers
 from stepwell.errors import BadRequest
 from stepwell.steps.arrow import list_array
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import Exactness, Json
 from stepwell.wire.scored_groups import (
     ScoredGroup,
+    joined,
+    known_logprobs,
     read_env_id,
     read_grade,
     require_finite,
@@ -113,7 +115,7 @@ def _read_together(bodies: Sequence[bytes]) -> list[list[ScoredGroup]]:
 def _record_batch(groups: Sequence[ScoredGroup], first: int) -> "pyarrow.RecordBatch":
     pa = _pyarrow()
     lengths = np.concatenate([group.lengths_N for group in groups])
-    tokens, trained = _joined([group.tokens for group in groups]), _joined([group.trained for group in groups])
+    tokens, trained = joined([group.tokens for group in groups]), joined([group.trained for group in groups])
     scores = np.concatenate([group.scores_N for group in groups])
     columns = [
         pa.array(np.repeat(np.arange(first, first + len(groups), dtype=np.int32), [len(group) for group in groups])),
@@ -128,20 +130,11 @@ def _record_batch(groups: Sequence[ScoredGroup], first: int) -> "pyarrow.RecordB
 
 
 def _logprob_lists(groups: Sequence[ScoredGroup], lengths: IndexArray) -> "pyarrow.Array":
-    pa = _pyarrow()
-    if all(group.logprobs is None for group in groups):
-        return pa.nulls(len(lengths), pa.list_(pa.float32()))
-    logprobs = _joined([_known_logprobs(group) for group in groups])
+    logprobs = known_logprobs(groups)
+    if logprobs is None:
+        return _pyarrow().nulls(len(lengths), _pyarrow().list_(_pyarrow().float32()))
     present = ~np.isnan(logprobs[offsets(lengths)[:-1]])
     return list_array(logprobs, lengths, None if present.all() else present)
-
-
-def _known_logprobs(group: ScoredGroup) -> NDArray[np.float32]:
-    return np.full(len(group.tokens), np.nan, np.float32) if group.logprobs is None else group.logprobs
-
-
-def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _extra_texts(group: ScoredGroup) -> Iterator[str | None]:

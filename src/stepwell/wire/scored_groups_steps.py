@@ -15,10 +15,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from stepwell.steps.advantages import group_advantages
@@ -28,7 +27,7 @@ from stepwell.steps.returns import NOTHING_LEFT_OUT, LeftOutSteps, whole_groups
 from stepwell.steps.rows import NO_VERSION, merge_rows
 from stepwell.steps.step import GRADES, BoolArray, FloatArray, Json, JsonObject, ids_array
 from stepwell.steps.trainable import read_temperature, untrainable_reason
-from stepwell.wire.scored_groups import FILLER, ScoredGroup
+from stepwell.wire.scored_groups import FILLER, ScoredGroup, joined, known_logprobs
 
 GROUP = "group"
 """The key in the extras of a group's first step for the fields of the group."""
@@ -38,8 +37,6 @@ OURS = (GROUP, FIRST_TRAINED, PROMPT_LOGPROBS)
 SOLE_STEP = 0
 SAMPLED = frozenset(("temperatures", "untrainable", "models"))
 """Fields by which a sequence tells how it was sampled."""
-
-D = TypeVar("D", bound=np.generic)
 
 
 def columns_from_group(
@@ -65,9 +62,9 @@ def columns_from_groups(
     each sequence; `policy_version` is used where a group names none."""
     sizes = list(map(len, groups))
     count = sum(sizes)
-    lengths_N = _joined([group.lengths_N for group in groups])
-    tokens, trained = _joined([group.tokens for group in groups]), _joined([group.trained for group in groups])
-    logprobs = _known_logprobs(groups)
+    lengths_N = joined([group.lengths_N for group in groups])
+    tokens, trained = joined([group.tokens for group in groups]), joined([group.trained for group in groups])
+    logprobs = known_logprobs(groups)
     starts_N = offsets(lengths_N)
     starts = starts_N.tolist()
     prompts_N = np.array([_prompt_length(trained[start:end]) for start, end in pairwise(starts)], np.int32)
@@ -83,7 +80,7 @@ def columns_from_groups(
         "mask": np.concatenate([trained[response] for response in responses]),
         "prompt_lengths_S": prompts_N,
         "response_lengths_S": response_lengths,
-        "rewards_S": _joined([group.scores_N for group in groups]),
+        "rewards_S": joined([group.scores_N for group in groups]),
         "reward_revisions_S": np.ones(count, np.int32),
         "reward_sources": _repeated(sources, sizes),
         "step_indexes_S": np.full(count, SOLE_STEP, np.int32),
@@ -107,34 +104,9 @@ def groups_from_columns(
         yield _group(part, left_out.chosen(np.flatnonzero(left_out.group_of_E == place)))
 
 
-def _joined(parts: Sequence[NDArray[D]]) -> NDArray[D]:
-    """End to end. Nothing is copied if each part follows the one before it in the memory of one array, as those of
-    groups that were read together."""
-    if len(parts) == 1:
-        return parts[0]
-    first, base = parts[0], parts[0].base
-    if base is not None and all(part.base is base and part.flags.c_contiguous for part in parts):
-        places: list[int] = [part.__array_interface__["data"][0] for part in parts]
-        if all(place + part.nbytes == behind for part, (place, behind) in zip(parts, pairwise(places), strict=False)):
-            return as_strided(first, (sum(map(len, parts)),), writeable=False)
-    return np.concatenate(parts)
-
-
 def _repeated(values: Sequence[str], sizes: Sequence[int]) -> list[str]:
     """Each value once for each sequence of its group."""
     return [value for value, size in zip(values, sizes, strict=True) for _ in range(size)]
-
-
-def _known_logprobs(groups: Sequence[ScoredGroup]) -> FloatArray | None:
-    """One per token, NaN in groups without; None if no group has any."""
-    if all(group.logprobs is None for group in groups):
-        return None
-    return _joined(
-        [
-            np.full(len(group.tokens), np.nan, np.float32) if group.logprobs is None else group.logprobs
-            for group in groups
-        ]
-    )
 
 
 def _prompt_length(trained: BoolArray) -> int:

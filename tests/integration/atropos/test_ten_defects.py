@@ -28,7 +28,7 @@ from stepwell.envs.loop.progress import EnvProgress
 from stepwell.envs.servers import ServerManager
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
-from stepwell.wire.atropos_calls import EnvRegistration
+from stepwell.wire.scored_groups import EnvRegistration
 
 KEY = "a-key-of-sufficient-length"
 JSON = {"Content-Type": "application/json"}

@@ -29,20 +29,25 @@ SERVING = ("aiohttp", "fastapi", "starlette", "uvicorn")
 POOL_INSIDE = ("pool.shard.actor", "pool.shard.journal", "pool.rules.pool")
 """A slice has its operations and its state in one file, so that who asks for something loads `pool.state`."""
 
-SERVES_AGENTS = ("gateway.gateway_app", "gateway._sampling", "gateway._rules", "gateway._redactor", "shared.serve")
-KEEPS_WORKERS = ("gateway.run_gateway", "gateway._run_workers", "gateway._link", "shared.network_link")
+SERVES_AGENTS = ("gateway.gateway_app", "gateway._sampling", "gateway._rules", "gateway._redactor", "sections.serve")
+KEEPS_WORKERS = ("gateway.run_gateway", "gateway._run_workers", "gateway._link", "sections.network_link")
 ABSENT = {
     SERVES_AGENTS: ("dashboard", "rewards.runner", "rewards.confinement", *POOL_INSIDE),
     KEEPS_WORKERS: ("atropos", "dashboard", "engines", "gateway", "rewards", *POOL_INSIDE),
     ("pool.run_pool", "pool._keep_pool"): ("atropos", "dashboard", "engines", "gateway", "rewards"),
-    ("atropos.atropos_app", "shared.join_pool", "shared.serve"): (
+    ("gateway.atropos_app", "sections.join_pool", "sections.serve"): (
         "dashboard",
         "engines",
         "gateway",
         "rewards",
         *POOL_INSIDE,
     ),
-    ("dashboard.run_dashboard", "shared.join_pool", "shared.serve"): ("atropos", "gateway", "rewards", *POOL_INSIDE),
+    ("dashboard.run_dashboard", "sections.join_pool", "sections.serve"): (
+        "atropos",
+        "gateway",
+        "rewards",
+        *POOL_INSIDE,
+    ),
     ("rewards.run_try", "rewards.run_rescore", "rewards._job"): (
         "atropos",
         "dashboard",

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.common.optional import install_command, require
+from stepwell.common.imports import install_command, require
 from stepwell.errors import BadRequest, NotReady
 
 
@@ -65,7 +65,7 @@ def test_no_text_of_the_package_names_an_extra_by_hand() -> None:
     by_hand = [
         path.name
         for path in sources.rglob("*.py")
-        if path.name != "optional.py"
+        if path.name != "imports.py"
         and ("pip install 'stepwell" in (text := path.read_text()) or "upgrade stepwell" in text)
     ]
     assert by_hand == []

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rig.waiting import until, wait_until
-from stepwell.common import processes
-from stepwell.common.processes import CommandFailed, end_group, exit_text, free_port, kill_marked, run_command
+from stepwell.common import listening
+from stepwell.common.listening import free_port
+from stepwell.common.processes import CommandFailed, end_group, exit_text, kill_marked, run_command
 from stepwell.errors import NotReady
 
 STUBBORN = """
@@ -117,7 +118,7 @@ def test_a_free_port_is_none_that_a_connection_gets_before_a_child_listens_there
 def test_a_port_that_is_taken_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(processes, "CHILD_PORTS", (port, port + 1))
-        monkeypatch.setattr(processes, "PORT_TRIES", 1)
+        monkeypatch.setattr(listening, "CHILD_PORTS", (port, port + 1))
+        monkeypatch.setattr(listening, "PORT_TRIES", 1)
         with pytest.raises(NotReady, match="none is free"):
             free_port("127.0.0.1")

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.errors import BadRequest
-from stepwell.exports.file_source import FileSource
-from stepwell.exports.file_target import open_target
+from stepwell.exports.export_files import FileSource, open_target
 from stepwell.exports.shapes import StepsShape
 from stepwell.pool.client.batch import make_batch
 from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table

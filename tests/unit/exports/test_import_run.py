@@ -8,8 +8,7 @@ import pytest
 from rig.builders import make_step
 from rig.local_pool import LocalPool
 from stepwell.errors import BadRequest
-from stepwell.exports.import_run import common_metadata, import_groups, message
-from stepwell.exports.progress import TransferProgress
+from stepwell.exports.pool_transfer import TransferProgress, common_metadata, import_groups, message
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.groups import StepGroup
 from tests.unit.exports.stored import stored, turns

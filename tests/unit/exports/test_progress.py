@@ -1,7 +1,7 @@
 import io
 
-from stepwell.common.progress import INTERVAL
-from stepwell.exports.progress import TransferProgress
+from stepwell.common.command_line import INTERVAL
+from stepwell.exports.pool_transfer import TransferProgress
 from tests.unit.exports.stored import stored, turns
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rig.builders import make_step, same_step
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch, batch_from_arrow, make_batch
 from stepwell.steps.arrow import columns_from_arrow

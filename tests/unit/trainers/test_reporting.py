@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 from stepwell.errors import BadRequest
 from stepwell.trainers.reporting import ToConsole, ToJsonl, ToWandb, UpdateMetrics, guarded
 

@@ -18,7 +18,7 @@ from stepwell.envs.loop.progress import EnvProgress, ShowProgress
 from stepwell.envs.rollout_server import RolloutServer
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused, StepwellError
-from stepwell.wire.atropos_calls import EnvRegistered, EnvRegistration, EnvStatus
+from stepwell.wire.scored_groups import EnvRegistered, EnvRegistration, EnvStatus
 
 log = logging.getLogger("stepwell.envs")
 

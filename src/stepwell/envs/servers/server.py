@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import anyio
 import numpy as np
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.engines.capabilities import probe_logprobs_mode
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
 from stepwell.envs.servers.sequences import asked_sampling, note_sampling, read_turn

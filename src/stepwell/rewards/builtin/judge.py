@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 import orjson
 
-from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.common.async_calls import Backoff, retry_while_unavailable
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin.matching import answer_of, expected_texts, last_block, without_reasoning

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 from stepwell.errors import BadRequest, NotReady, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.sample import Sample

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import NotReady, RewardFailed
 from stepwell.rewards.builtin.matching import ANSWER, answer_of, compiled, expected_texts
 from stepwell.rewards.sample import Sample

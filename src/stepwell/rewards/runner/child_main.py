@@ -21,7 +21,7 @@ from typing import BinaryIO, TypeAlias, cast
 import orjson
 
 from stepwell.common.child import framed, read_frame, read_frame_from
-from stepwell.common.die_with_parent import limit_memory, set_parent_death_signal
+from stepwell.common.own_process import limit_memory, set_parent_death_signal
 from stepwell.common.tokenizers import Decode, load_decode
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import Attempt, JudgementOutcome

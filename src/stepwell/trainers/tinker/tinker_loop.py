@@ -9,7 +9,6 @@
 """
 
 import logging
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from stepwell.common.http import request
 from stepwell.errors import BadRequest, SyncFailed
 from stepwell.pool.client import DataPool
 from stepwell.trainers.feed import Feed, FeedState, read_state, write_state
@@ -275,11 +275,12 @@ def download(service: StoredWeights, path: str, *, timeout: float = 600.0) -> by
     url = service.get_checkpoint_archive_url(run, name).result().url
     if not str(url).startswith(("http://", "https://")):
         raise SyncFailed(f"the service stores {path} under an address that is not http: {url}")
-    with urllib.request.urlopen(url, timeout=timeout) as reply:
-        archive: bytes = reply.read(MOST_BYTES + 1)
-    if len(archive) > MOST_BYTES:
+    reply = request("GET", url, timeout=timeout, by_proxy=True, most=MOST_BYTES + 1)
+    if reply.status >= 300:
+        raise SyncFailed(f"the archive of {path} cannot be fetched: its address answers {reply.status}")
+    if len(reply.body) > MOST_BYTES:
         raise SyncFailed(f"the archive of {path} has more than {MOST_BYTES} bytes")
-    return archive
+    return reply.body
 
 
 def delete(service: StoredWeights, path: str) -> None:

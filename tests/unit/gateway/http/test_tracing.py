@@ -6,7 +6,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 from stepwell.gateway.http import tracing as module
 from stepwell.gateway.http.tracing import Tracing, start
 
