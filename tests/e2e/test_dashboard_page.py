@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from stepwell.access.access_keys import AccessKeys
 from stepwell.dashboard.login.oidc import OidcClient, OidcLogin
 from stepwell.dashboard.login.people import ListedPeople
-from stepwell.pool.api.series import TimeSeries
+from stepwell.pool.api.stats import TimeSeries
 from stepwell.pool.api.watching import TrajectoryState
 from tests.rig.browser import Faults, in_thread, open_browser, open_page
 from tests.rig.dashboard import MadeUpPool, make_dashboard

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepwell.pool.api.consent import CONSENT, RETENTION
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.sessions import CONSENT, RETENTION
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.steps import AddSteps, GiveReward

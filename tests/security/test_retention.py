@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from stepwell.commands.forget import forget_kept_back, forget_overdue
-from stepwell.pool.api.consent import RETENTION
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
-from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
+from stepwell.pool.api.sessions import RETENTION, SessionCall, SessionPlace, session_prompt_uid
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService

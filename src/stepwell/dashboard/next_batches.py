@@ -11,8 +11,7 @@ from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.index.follower import by_trajectory
 from stepwell.dashboard.index.trajectories import TrajectoryKey
 from stepwell.errors import BadRequest
-from stepwell.pool.api.leasing import BatchRequest, ExactFill
-from stepwell.pool.api.preview import BatchPreview, PreviewItem
+from stepwell.pool.api.leasing import BatchPreview, BatchRequest, ExactFill, PreviewItem
 from stepwell.pool.client import PoolClient
 from stepwell.steps.conversation import read_turns
 from stepwell.steps.step import Step

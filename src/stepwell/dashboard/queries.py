@@ -14,9 +14,8 @@ from stepwell.dashboard.index.trajectories import SearchResult, TrajectoryKey, k
 from stepwell.dashboard.state import DashboardState
 from stepwell.dashboard.views import GroupView, group_view, last_text, step_views
 from stepwell.errors import BadRequest, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.staleness import Present
-from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState, why_not_trained
 from stepwell.steps.columns import unpack
 
 GROUP_TEXTS = 64

@@ -14,7 +14,7 @@ from stepwell.dashboard.index.texts import ConversationTexts
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.dashboard.next_batches import NextBatches
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.series import TimeSeries
+from stepwell.pool.api.stats import TimeSeries
 from stepwell.pool.client import PoolClient
 
 MAX_SERIES_SECONDS = 24 * 3600.0

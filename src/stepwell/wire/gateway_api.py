@@ -23,9 +23,8 @@ from pydantic import (
     model_validator,
 )
 
-from stepwell.pool.api.consent import CONSENT, RETENTION
 from stepwell.pool.api.producing import LAST_STEP, UNFINISHED_REWARD, EndResult
-from stepwell.pool.api.sessions import RESERVED_UIDS
+from stepwell.pool.api.sessions import CONSENT, RESERVED_UIDS, RETENTION
 from stepwell.steps.sampling import MULTIMODAL
 from stepwell.steps.schema import ARRAY_KINDS, READERS, REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
 from stepwell.steps.step import Step, VersionSpan

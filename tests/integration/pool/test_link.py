@@ -14,10 +14,9 @@ import pytest
 import ray
 
 from stepwell.errors import PoolUnavailable, RayUnreachable, UnknownTrajectory
-from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.transport import ActorAway, ActorFailed
+from stepwell.pool.api.transport import SERVING, UNSEEN, ActorAway, ActorFailed
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink, SharedLink
 from stepwell.pool.shard.actor import start_pool

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
 from tests.builders import make_step

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import ray
 
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import reshard_pool, start_pool
 from tests.builders import make_step

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from stepwell.gateway.call_book import LATE, CallBook
-from stepwell.pool.api.calls import CallBegun
-from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.producing import CallBegun, Registration
 from tests.rig.local_pool import LocalPool
 from tests.rig.waiting import until
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.pool.api.calls import TELL_CALLS, CallBegun, Repeats
 from stepwell.pool.api.plan import Limits, OnIncomplete, PoolPlan
-from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.producing import TELL_CALLS, CallBegun, Registration, Repeats
 from stepwell.pool.shard.gateway_roster import HEARTBEAT
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal

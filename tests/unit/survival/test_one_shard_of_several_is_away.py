@@ -15,8 +15,8 @@ from stepwell.dashboard.index.trajectories import TrajectoryIndex
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.exports.pool_source import all_changes
 from stepwell.pool.api.leasing import HasLeases
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from tests.builders import make_step
 from tests.rig.atropos.server import ENVIRONMENT, TRAINER, serve_atropos
 from tests.rig.local_pool import LocalPool, LocalTransport

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, LayoutDiffers, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout, LayoutDiffers
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard

@@ -5,9 +5,16 @@ from typing import Any
 import pytest
 
 from stepwell.pool.api.leasing import Unit
-from stepwell.pool.api.pacing import Refill
 from stepwell.pool.api.plan import Limits, OnDeadline
-from stepwell.pool.api.producing import ENDED_BY, UNFINISHED_REWARD, EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import (
+    ENDED_BY,
+    UNFINISHED_REWARD,
+    EndResult,
+    Refill,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+)
 from stepwell.pool.client.batch import batch_of
 from stepwell.steps.step import JsonObject
 from tests.builders import EasyPool, make_step

@@ -21,7 +21,7 @@ from stepwell.pool.api.producing import (
 from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.state.mark_operations import LATE, RANKS
 from stepwell.pool.state.pool_state import PoolState
-from stepwell.pool.state.producer_shares import producer_of
+from stepwell.pool.state.queues import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps, StoredStep
 from stepwell.steps.columns import Columns

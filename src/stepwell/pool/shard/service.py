@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from stepwell.pool.api.leasing import Settlement, decision_of
-from stepwell.pool.api.news import News, Seen
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Serving
 from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.api.transport import News, Seen
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.consumer_calls import HEARTBEAT_TIMEOUT, ConsumerCalls

@@ -12,13 +12,12 @@ from itertools import chain
 from typing import Any
 
 from stepwell.pool.api.leasing import Settlement, Unit, decision_of
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.policy import Canary, PolicyDecision, Serving
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.counters import Counters, load_ledger, load_serving
-from stepwell.pool.state.ledger import count_steps
-from stepwell.pool.state.producer_shares import producer_of
+from stepwell.pool.state.ledger import Counters, Ledger, count_steps, load_serving
+from stepwell.pool.state.queues import producer_of
 from stepwell.pool.state.records import A_GROUP, Group, Lease, Trajectory
 from stepwell.pool.state.removal_operations import RemovalOperations
 
@@ -120,7 +119,7 @@ class PoolState(RemovalOperations):
         for name, unit in snapshot["units"].items():
             self._index(name).claim(unit and Unit(unit))
         for name, ledger in snapshot["ledgers"].items():
-            self._index(name).ledger = load_ledger(ledger)
+            self._index(name).ledger = Ledger.load(ledger)
 
     def restart_sessions(self, pool_time: float) -> None:
         """After a restart, no session has been idle yet."""

@@ -11,8 +11,7 @@ from typing import NamedTuple, TypeAlias, cast
 from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.sessions import user_of
 from stepwell.pool.api.watching import BY_A_PERSON, MARKS
-from stepwell.pool.state.packed_trajectory import TrajectoryPacker
-from stepwell.pool.state.stored_step import StoredStep
+from stepwell.pool.state.stored_step import StoredStep, TrajectoryPacker
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, Json, JsonObject
 from stepwell.steps.step_filter import StepFilter
@@ -429,3 +428,8 @@ class Lease:
     is_prepared: bool = False
     """Its consumer is acknowledging a batch of several shards, or may have been before a restart: then the batch's
     coordinator knows how the lease ends."""
+
+
+def marks_of(trajectory: Trajectory) -> tuple[str, ...]:
+    marks = trajectory.metadata.get(MARKS)
+    return tuple(mark for mark in marks if isinstance(mark, str)) if isinstance(marks, list) else ()

@@ -5,10 +5,9 @@ from typing import cast
 
 import pytest
 
-from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.staleness import DISTANCES, AgedStep, Distance, Present
-from stepwell.pool.api.watching import TrajectoryState
+from stepwell.pool.api.watching import TrajectoryState, why_not_trained
 from tests.builders import EasyPool
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stepwell.pool.api.calls import HeldCalls
+from stepwell.pool.api.producing import HeldCalls
 from tests.rig.local_pool import LocalPool, LocalTransport
 from tests.rig.waiting import until
 

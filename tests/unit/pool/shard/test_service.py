@@ -8,7 +8,6 @@ import pytest
 
 from stepwell.errors import Conflict, FetchTimeout, UnknownTrajectory
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.api.news import SERVING, UNSCORED, UNSEEN
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import (
     EndResult,
@@ -16,6 +15,7 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
+from stepwell.pool.api.transport import SERVING, UNSCORED, UNSEEN
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import InProcessTransport

@@ -4,7 +4,7 @@ import pytest
 
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.series import Bucket, SeriesChunk, TimeSeries, merge_chunks
+from stepwell.pool.api.stats import Bucket, SeriesChunk, TimeSeries, merge_chunks
 from tests.builders import EasyPool, make_step
 
 
