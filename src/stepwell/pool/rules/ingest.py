@@ -18,8 +18,7 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
-from stepwell.pool.rules.ownership import Ownership
-from stepwell.pool.state.mark_operations import LATE, RANKS
+from stepwell.pool.state.call_operations import LATE, RANKS
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.queues import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
@@ -39,9 +38,8 @@ MOVED = "moved"
 
 
 class Ingest:
-    def __init__(self, state: PoolState, ownership: Ownership) -> None:
+    def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._ownership = ownership
 
     def channel_if_open(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         """The channel of an open trajectory, whose agent may call the model; None if it is not open."""
@@ -85,7 +83,7 @@ class Ingest:
     def is_elsewhere(self, registration: Registration) -> bool:
         """Must another shard be asked for it?"""
         channel = registration.channel or TRAIN if registration.opens else None
-        return self._ownership.is_elsewhere(registration.trajectory_uid, registration.prompt_uid, channel)
+        return self._state.is_elsewhere(registration.trajectory_uid, registration.prompt_uid, channel)
 
     def register(self, registration: Registration) -> None:
         """Open a trajectory, or add to its metadata. It may change its channel until its first step.
@@ -122,7 +120,7 @@ class Ingest:
         group, metadata = moving.group, moving.metadata
         self._state.tombstones.check(trajectory_uid, to_prompt_uid, metadata)
         size = None if group.size == self._state.limits.group_size else group.size
-        if self._ownership.is_own(to_prompt_uid):
+        if self._state.is_own(to_prompt_uid):
             joined = self._group_for(to_prompt_uid, group.channel, size, group.source, metadata)
             self._state.move_trajectory(moving, joined)
         else:
@@ -274,7 +272,7 @@ class Ingest:
         state = self._state
         if state.tombstones.has_name(uid, prompt_uid):
             return SubmitVerdict.DELETED
-        if self._ownership.is_elsewhere(uid, prompt_uid, channel):
+        if self._state.is_elsewhere(uid, prompt_uid, channel):
             return SubmitVerdict.ELSEWHERE
         if uid in state.closed:
             return SubmitVerdict.LATE

@@ -20,7 +20,6 @@ from stepwell.pool.api.staleness import DISTANCES
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.rules.ingest import Ingest
 from stepwell.pool.rules.leasing import Leasing
-from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.rules.preview import Previewer
 from stepwell.pool.rules.rewards_due import RewardsDue
 from stepwell.pool.rules.sessions import Sessions
@@ -50,9 +49,8 @@ class Pool:
 
     def __init__(self, limits: Limits, journal: StateJournal | None = None, slices: Sequence[type[Slice]] = ()) -> None:
         self.state = PoolState(limits, journal or StateJournal(), slices)
-        self.ownership = Ownership(self.state)
-        self.ingest = Ingest(self.state, self.ownership)
-        self.sessions = Sessions(self.state, self.ingest, self.ownership)
+        self.ingest = Ingest(self.state)
+        self.sessions = Sessions(self.state, self.ingest)
         self.leasing = Leasing(self.state)
         self.previewer = Previewer(self.state, self.leasing)
         self.rewards_due = RewardsDue(self.state)

@@ -32,7 +32,7 @@ from stepwell.pool.shard.journal import (
 )
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.lineage import LineageRow
-from stepwell.pool.state.mark_operations import reason_of
+from stepwell.pool.state.call_operations import reason_of
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone

@@ -25,7 +25,7 @@ KeptReward: TypeAlias = tuple[str, float, str, str]
 """The identity of its step, or OUTCOME; its value, source and notes."""
 OUTCOME = ""
 Mark: TypeAlias = tuple[str, str | None]
-"""A name of pool/state/mark_operations.py, and the reason that the step itself has for being untrainable."""
+"""A name of pool/state/call_operations.py, and the reason that the step itself has for being untrainable."""
 A_GROUP, A_TRAJECTORY, A_STEP, A_PACKED_STEP = 700, 700, 900, 60
 """Bytes of memory that each takes besides the data of its steps. tests/unit/pool/shard/test_counted_bytes.py measures
 them."""

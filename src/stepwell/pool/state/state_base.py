@@ -5,6 +5,7 @@ The helpers keep journal, change log, indexes, ledgers, time series and reward q
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 from stepwell.errors import BadRequest
@@ -118,6 +119,29 @@ class StateBase:
     def present(self, channel: str) -> Present:
         """What the staleness of the channel's steps is counted from."""
         return Present(self.serving.version_of(channel), self.now)
+
+    def is_own(self, prompt_uid: str) -> bool:
+        """By the present layout, may this shard open groups of the prompt?"""
+        return self.layouts[-1].owner(prompt_uid) == self.shard
+
+    def is_elsewhere(self, trajectory_uid: str, prompt_uid: str, opens_in: str | None = None) -> bool:
+        """Must another shard be asked for this trajectory? `opens_in` is the channel in which it may be opened.
+
+        Clients ask the shards of former layouts first. So before a group of a prompt is opened by the present layout,
+        every shard that could have one of that prompt has said that nothing can join it there.
+        """
+        if len(self.layouts) < 2 or self.is_own(prompt_uid):
+            return False
+        if any(trajectory_uid in known for known in (self.trajectories, self.closed, self.history)):
+            return False
+        channel = None if opens_in is None else self.channels.get(opens_in)
+        return channel is None or channel.joinable(prompt_uid) is None
+
+    def misplaced(self) -> int:
+        """Groups that are here because of a former layout."""
+        queued = chain.from_iterable(channel.groups.values() for channel in self.channels.values())
+        leased = chain.from_iterable(lease.groups for lease in self.leases.values())
+        return sum(not self.is_own(group.prompt_uid) for group in chain(queued, leased))
 
     def holds(self, trajectory: Trajectory) -> bool:
         """A trajectory can be dropped while single steps of it are under lease."""
