@@ -191,23 +191,21 @@ def _is_too_old(snapshot: TrajectorySnapshot, limits: Limits, present: Present) 
 
 
 def _left_out(snapshot: TrajectorySnapshot) -> str:
-    if not snapshot.cause:
-        return ""
     if snapshot.cause == TOO_INEXACT:
         return f"The trainer left all of it out: its exactness, {snapshot.exactness}, is lower than requested."
-    if snapshot.cause == OTHER_MODEL:
-        return "The trainer left all of it out: another model or adapter wrote it than the one that is trained."
-    if snapshot.cause == NO_CONSENT:
-        return "No trainer gets it: whose data it is did not agree to training."
-    if snapshot.cause == UNSEEN:
-        return "No trainer gets it: nobody read its answers to their end. Its reward counted in its group."
-    if snapshot.cause == INCOMPLETE:
-        return "No trainer gets it: a call of it is missing, because its gateway died or gave the call's step up."
-    if snapshot.cause == NOT_CONTINUED:
-        return "No trainer gets it: other choices of its answers were continued. Its reward counted in its group."
-    if snapshot.cause == NO_SOUND_STEP:
-        return "No sound step of it was recorded. Its reward counted in its group."
-    return f"The trainer left all of it out: its steps are marked untrainable, as {snapshot.cause}."
+    marked = f"The trainer left all of it out: its steps are marked untrainable, as {snapshot.cause}."
+    return LEFT_OUT.get(snapshot.cause, marked) if snapshot.cause else ""
+
+
+LEFT_OUT: Mapping[str, str] = {
+    OTHER_MODEL: "The trainer left all of it out: another model or adapter wrote it than the one that is trained.",
+    NO_CONSENT: "No trainer gets it: whose data it is did not agree to training.",
+    UNSEEN: "No trainer gets it: nobody read its answers to their end. Its reward counted in its group.",
+    INCOMPLETE: "No trainer gets it: a call of it is missing, because its gateway died or gave the call's step up.",
+    NOT_CONTINUED: "No trainer gets it: other choices of its answers were continued. Its reward counted in its group.",
+    NO_SOUND_STEP: "No sound step of it was recorded. Its reward counted in its group.",
+}
+"""By what its steps are marked with, or why they were left out."""
 
 
 def _stale(snapshot: TrajectorySnapshot, limits: Limits) -> str:

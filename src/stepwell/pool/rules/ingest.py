@@ -24,13 +24,9 @@ from stepwell.pool.state.queues import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps, StoredStep
 from stepwell.steps.columns import Columns
-from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import JsonObject
 from stepwell.steps.step_filter import UNSEEN
 
-CARRIED_NAMES = [column.name for column in CARRIED]
-LINEAGE, FINISH_REASON, EXTRAS = map(CARRIED_NAMES.index, ("lineage", "finish_reason", "extras"))
-"""Places in StoredStep.carried."""
 MAX_TRAJECTORY_SHARE = 1 / 4
 """Of max_bytes: what one trajectory may hold."""
 MOVED = "moved"
@@ -64,12 +60,12 @@ class Ingest:
             RecordedTurn(
                 step.uid,
                 trajectory.tokens.read(step.branch, step.tokens).copy(),
-                step.carried[FINISH_REASON],
-                step.carried[LINEAGE],
+                step.finish_reason,
+                step.lineage,
                 _other_choices(trajectory, step),
             )
             for step in trajectory.held_steps()
-            if step.carried[LINEAGE].get("replied") == replied
+            if step.lineage.get("replied") == replied
         ]
 
     def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str) -> dict[str, JsonObject]:
@@ -77,7 +73,7 @@ class Ingest:
         trajectory = self._state.trajectories.get(trajectory_uid)
         if trajectory is None or self.channel_if_open(trajectory_uid, prompt_uid) is None:
             return {}
-        steps = ((step.uid, step.carried[EXTRAS].get(name)) for step in trajectory.held_steps())
+        steps = ((step.uid, step.extras.get(name)) for step in trajectory.held_steps())
         return {uid: found for uid, found in steps if found is not None}
 
     def is_elsewhere(self, registration: Registration) -> bool:
@@ -412,11 +408,11 @@ def _rewarded_step(trajectory: Trajectory, step_index: int) -> StoredStep:
 
 def _other_choices(trajectory: Trajectory, chosen: StoredStep) -> tuple[str, ...]:
     """The steps of a call share the moment of its beginning and the digest of its messages."""
-    asked = chosen.carried[LINEAGE].get("asked")
+    asked = chosen.lineage.get("asked")
     return tuple(
         step.uid
         for step in trajectory.steps.values()
-        if step is not chosen and step.started_at == chosen.started_at and step.carried[LINEAGE].get("asked") == asked
+        if step is not chosen and step.started_at == chosen.started_at and step.lineage.get("asked") == asked
     )
 
 

@@ -33,17 +33,13 @@ class RewardsDue:
     def __init__(self, state: PoolState) -> None:
         self._state = state
 
-    def serve(self, *, by_step: bool) -> None:
-        """Offer what such workers judge, from now on."""
-        self._state.judge_by_step(by_step)
-
     def take(self, count: int, lease_uid: str, expires_at: float, *, by_step: bool = False) -> Columns | None:
         """All held steps of up to `count` trajectories, oldest first, of all channels; None if there are none.
 
         By step, open trajectories too, without the first steps that need no judgement any more. The same call again
         gives the same data: an answer may be lost on its way.
         """
-        self.serve(by_step=by_step)
+        self._state.judge_by_step(by_step)
         if not self._state.has_reward_lease(lease_uid):
             chosen = self._state.oldest_unscored(count)
             if not chosen:

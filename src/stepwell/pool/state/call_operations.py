@@ -21,13 +21,10 @@ from stepwell.pool.api.producing import CONTINUED, READ, CallBegun, Repeats
 from stepwell.pool.state.records import AskedCall, Mark, OpenCalls, Trajectory
 from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.schema import CARRIED
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import CUT_SHORT, Exactness
 from stepwell.steps.step_filter import INCOMPLETE, NO_CONSENT, NOT_CONTINUED, UNSEEN
 
-FINISH_REASON = [column.name for column in CARRIED].index("finish_reason")
-"""Its place in StoredStep.carried."""
 RANKS = (UNSEEN, READ, NOT_CONTINUED, CONTINUED)
 REASONS: Mapping[str, str] = {
     UNSEEN: f"{UNSEEN}: nobody read this answer to its end",
@@ -187,7 +184,7 @@ class CallOperations(StateBase):
         if known is not None:
             trajectory.marks[step.uid] = known[0], step.untrainable
             step.untrainable = reason_of(trajectory.marks[step.uid])
-        elif step.carried[FINISH_REASON] == CUT_SHORT and step.exactness is not Exactness.SUBMITTED:
+        elif step.finish_reason == CUT_SHORT and step.exactness is not Exactness.SUBMITTED:
             self._set_mark(trajectory, step.uid, (UNSEEN, step.untrainable), step)
         else:
             return

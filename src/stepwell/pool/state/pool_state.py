@@ -85,10 +85,6 @@ class PoolState(GroupOperations):
                     self.history.pop(uid, None)
                 self._journal.retire_group(group)
 
-    def open_channel(self, name: str) -> Channel:
-        """The channel of that name, a new one if there is none."""
-        return self._index(name)
-
     def claim_unit(self, channel: Channel, unit: Unit) -> None:
         """The channel is consumed by that unit from now on."""
         index = self._channels[channel.name]
@@ -304,9 +300,9 @@ class PoolState(GroupOperations):
         self.layouts = tuple(Layout(*layout) for layout in snapshot["layouts"])
         self._counters = Counters(**snapshot["counters"])
         for name, unit in snapshot["units"].items():
-            self._index(name).claim(unit and Unit(unit))
+            self.open_channel(name).claim(unit and Unit(unit))
         for name, ledger in snapshot["ledgers"].items():
-            self._index(name).ledger = Ledger.load(ledger)
+            self.open_channel(name).ledger = Ledger.load(ledger)
 
     def restart_sessions(self, pool_time: float) -> None:
         """After a restart, no session has been idle yet."""
@@ -372,7 +368,7 @@ class PoolState(GroupOperations):
         return None
 
     def _load_group(self, group: Group, leases: Mapping[str, Lease]) -> None:
-        index = self._index(group.channel)
+        index = self.open_channel(group.channel)
         for trajectory in group.trajectories.values():
             trajectory.nbytes = trajectory.held_bytes()
             self._mark_incomplete(trajectory)

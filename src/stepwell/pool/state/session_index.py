@@ -14,11 +14,8 @@ from stepwell.pool.api.watching import MARKS
 from stepwell.pool.state.queues import PrioritySet
 from stepwell.pool.state.records import Trajectory, json_bytes
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.schema import CARRIED
 from stepwell.steps.step import JsonObject
 
-LINEAGE = [column.name for column in CARRIED].index("lineage")
-"""The place in StoredStep.carried."""
 RECORD_BYTES = 64 * 2**20
 """Of the metadata of all sessions that are remembered, also after their trajectories are gone."""
 OF_ONE_TRAJECTORY = (SESSION, ENDED_BY, MARKS)
@@ -90,7 +87,7 @@ class SessionIndex:
             self._record_bytes -= json_bytes(record.metadata)
 
     def _note_turn(self, trajectory: Trajectory, step: StoredStep) -> None:
-        replied = step.carried[LINEAGE].get("replied") if step.quarantine is None else None
+        replied = step.lineage.get("replied") if step.quarantine is None else None
         if replied is not None:
             turn = user_of(trajectory.metadata), replied
             self._turns[turn] = session_id_of(trajectory.group.prompt_uid)

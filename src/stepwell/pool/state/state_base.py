@@ -224,7 +224,8 @@ class StateBase:
 
     # -- how operations end --------------------------------------------------------------------------------------------
 
-    def _index(self, name: str) -> ChannelIndex:
+    def open_channel(self, name: str) -> ChannelIndex:
+        """The channel of that name, a new one if there is none."""
         if name not in self._channels:
             if len(self._channels) >= self.limits.max_channels:
                 raise BadRequest(f"channel {name!r} would be one too many: the pool has {len(self._channels)} already")
@@ -239,8 +240,7 @@ class StateBase:
             self.change_log.end(trajectory, TrajectoryState.TRAINED, last.cause if last else "")
         else:
             self.change_log.record(trajectory)
-            if self.limits.require_reward:
-                self._rewards.update(trajectory)
+            self._update_rewards(trajectory)
 
     def _regrouped(self, group: Group) -> None:
         """The end of every operation that may make a queued group ready, or no longer ready."""
@@ -264,11 +264,6 @@ class StateBase:
         if self.limits.require_reward:
             self._rewards.update(trajectory)
 
-    def _withdraw_rewards(self, group: Group) -> None:
-        if self.limits.require_reward:
-            for uid in group.trajectories:
-                self._rewards.withdraw(uid)
-
     def _enter(self, group: Group) -> None:
         """Into its channel's queue."""
         self._channels[group.channel].add(group)
@@ -280,7 +275,9 @@ class StateBase:
     def _leave(self, group: Group) -> None:
         """Out of its channel's queue."""
         self._channels[group.channel].remove(group)
-        self._withdraw_rewards(group)
+        if self.limits.require_reward:
+            for uid in group.trajectories:
+                self._rewards.withdraw(uid)
 
     def _join(self, group: Group, trajectory: Trajectory) -> None:
         trajectory.group = group

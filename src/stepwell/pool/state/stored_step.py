@@ -12,7 +12,7 @@ times the bytes of its tokens; a pool that holds millions of complete rollouts t
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -27,6 +27,8 @@ from stepwell.steps.schema import CARRIED, ColumnKind
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
 
 NO_PLACE = -1
+FINISH_REASON, LINEAGE, EXTRAS = map([column.name for column in CARRIED].index, ("finish_reason", "lineage", "extras"))
+"""Places in StoredStep.carried."""
 NO_FIELDS: JsonObject = {}
 
 
@@ -61,6 +63,21 @@ class StoredStep:
     """The lease under which a consumer of single steps has it."""
     shipped: bool = False
     """A consumer of single steps has acknowledged it. Only its identity is still needed."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        reason: str | None = self.carried[FINISH_REASON]
+        return reason
+
+    @property
+    def lineage(self) -> Mapping[str, Any]:
+        lineage: Mapping[str, Any] = self.carried[LINEAGE]
+        return lineage
+
+    @property
+    def extras(self) -> Mapping[str, Any]:
+        extras: Mapping[str, Any] = self.carried[EXTRAS]
+        return extras
 
     @property
     def tokens(self) -> int:
@@ -179,8 +196,6 @@ OWN = (
     *("identity", "number", "prompt_length", "response_length", "started_at", "branch", "nbytes"),
     *("reward", "reward_source", "reward_revision"),
 )
-PERSONAL = tuple([column.name for column in CARRIED].index(name) for name in ("extras", "lineage"))
-"""Places in StoredStep.carried."""
 values_alike, own_values = attrgetter(*ALIKE), attrgetter(*OWN)
 MOST_KINDS = 256
 """Of values that are kept once."""
@@ -231,4 +246,4 @@ class TrajectoryPacker:
 
 def _is_personal(step: StoredStep) -> bool:
     """May it have more of its own than numbers and settings?"""
-    return bool(step.metadata or step.quarantine or any(step.carried[place] for place in PERSONAL))
+    return bool(step.metadata or step.quarantine or step.extras or step.lineage)
