@@ -57,7 +57,7 @@ from tests.builders import make_step, new_folder
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored", "has_reward_lease"),
     *("under_reward_lease", "being_scored", "stats", "snapshot", "last_snapshot"),
-    *("slice_of", "why_kept", "remark_on", "present"),
+    *("slice_of", "why_kept", "remark_on", "present", "is_own", "is_elsewhere", "misplaced"),
 }
 GONE = (TrajectoryState.TRAINED, TrajectoryState.DROPPED)
 
