@@ -325,7 +325,8 @@ class Ingest:
     def _read_last(self, trajectory: Trajectory) -> None:
         """The answer in which the policy failed is trained: no later one has replaced it."""
         sound = [step.uid for _, step in trajectory.in_order() if step.quarantine is None]
-        if sound and trajectory.marks.get(sound[-1], ("",))[0] == UNSEEN:
+        mark = trajectory.marks.get(sound[-1]) if sound else None
+        if mark is not None and mark.name == UNSEEN:
             self._state.mark_steps(trajectory, sound[-1:], READ)
 
     def _refuse(self, verdict: SubmitVerdict) -> SubmitVerdict:

@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from stepwell.pool.api.plan import OnIncomplete
 from stepwell.pool.api.producing import CONTINUED, READ, CallBegun, Repeats
-from stepwell.pool.state.records import AskedCall, Mark, OpenCalls, Trajectory
+from stepwell.pool.state.records import AskedCall, LostCall, Mark, OpenCalls, Trajectory
 from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.soundness import fault_kind
@@ -59,7 +59,7 @@ class CallOperations(StateBase):
         if not is_told_again:
             place = bisect(asked, own.began_at, key=attrgetter("began_at"))
             earlier, later = asked[:place], asked[place:]
-            lost, asked_later = {uid for _, uid in trajectory.lost_calls}, {one.uid for one in (own, *later)}
+            lost, asked_later = {lost.uid for lost in trajectory.lost_calls}, {one.uid for one in (own, *later)}
             was_replaced = calls.is_replaced(call.uid)
             asked.insert(place, own)
             if call.repeats is not Repeats.NONE:
@@ -79,7 +79,7 @@ class CallOperations(StateBase):
             if trajectory.calls is not None:
                 trajectory.calls.gateways.pop(uid, None)
             if is_lost and uid not in trajectory.steps:  # whatever its gateway tells later
-                self._set_lost(trajectory, {*trajectory.lost_calls, ("", uid)})
+                self._set_lost(trajectory, {*trajectory.lost_calls, LostCall("", uid)})
 
     def lose_gateway(self, gateway: str, *, is_dead: bool = True, heir: str = "") -> None:
         """It holds nothing any more. If it died, its open calls are lost, but for what its heir still sends."""
@@ -94,7 +94,7 @@ class CallOperations(StateBase):
                 del calls.gateways[uid]
             if is_dead:
                 repeated = [uid for uid in gone if calls.is_asked_again(uid)]
-                missing = {(gateway, uid) for uid in gone if uid not in repeated}
+                missing = {LostCall(gateway, uid) for uid in gone if uid not in repeated}
                 self._set_lost(trajectory, {*trajectory.lost_calls, *missing})
                 self._replace_calls(trajectory, repeated)
 
@@ -102,13 +102,13 @@ class CallOperations(StateBase):
         """It died before it could tell a shard that has restarted: what it served may lack a call."""
         for trajectory in list(self.trajectories.values()):
             if gateway in trajectory.gateways and not trajectory.completed:
-                self._set_lost(trajectory, {*trajectory.lost_calls, (gateway, "")})
+                self._set_lost(trajectory, {*trajectory.lost_calls, LostCall(gateway, "")})
 
     def tell_calls(self, gateway: str, calls: Sequence[CallBegun]) -> None:
         """All that a living gateway has under way. What was taken for lost of it is not; its other calls are over."""
         told = {call.uid for call in calls}
         for trajectory in list(self.trajectories.values()):
-            self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost[0] != gateway})
+            self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost.gateway != gateway})
             if trajectory.calls is not None:
                 held = trajectory.calls.gateways
                 for uid in [uid for uid, holder in held.items() if holder == gateway and uid not in told]:
@@ -125,15 +125,15 @@ class CallOperations(StateBase):
         if trajectory.calls is not None:
             trajectory.calls.gateways.pop(uid, None)
         if trajectory.lost_calls:
-            self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost[1] != uid})
+            self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost.uid != uid})
 
     def _replace_calls(self, trajectory: Trajectory, uids: Sequence[str]) -> None:
         """The same was asked again, so nobody read their answers: nothing is missing without them."""
         if uids:
             self.mark_steps(trajectory, uids, UNSEEN, over=READ)
-            self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost[1] not in uids})
+            self._set_lost(trajectory, {lost for lost in trajectory.lost_calls if lost.uid not in uids})
 
-    def _set_lost(self, trajectory: Trajectory, lost: Iterable[tuple[str, str]]) -> None:
+    def _set_lost(self, trajectory: Trajectory, lost: Iterable[LostCall]) -> None:
         now = tuple(sorted(lost))
         if now != trajectory.lost_calls and trajectory.is_at_home:
             trajectory.lost_calls = now
@@ -147,7 +147,7 @@ class CallOperations(StateBase):
         An answer that its agent has asked for again since is not read by what is told late of an earlier try."""
         for uid in uids:
             known = trajectory.marks.get(uid)
-            if known is not None and known[0] != over and RANKS.index(known[0]) >= RANKS.index(name):
+            if known is not None and known.name != over and RANKS.index(known.name) >= RANKS.index(name):
                 continue
             if name == READ and trajectory.calls is not None and trajectory.calls.is_replaced(uid):
                 continue
@@ -157,8 +157,8 @@ class CallOperations(StateBase):
             elif step is None and known is None and len(trajectory.marks) >= MOST_EARLY + len(trajectory.steps):
                 self.count_mark(TOO_MANY)
             else:
-                own = known[1] if known is not None else None if step is None else _own_reason(step)
-                self._set_mark(trajectory, uid, (name, own), step)
+                own = known.own_reason if known is not None else None if step is None else _own_reason(step)
+                self._set_mark(trajectory, uid, Mark(name, own), step)
         self._mark_incomplete(trajectory)
         self._changed(trajectory)
 
@@ -174,7 +174,7 @@ class CallOperations(StateBase):
 
     def _set_mark(self, trajectory: Trajectory, uid: str, mark: Mark, step: StoredStep | None) -> None:
         trajectory.marks[uid] = mark
-        self.count_mark(mark[0])
+        self.count_mark(mark.name)
         if step is not None:
             step.untrainable = reason_of(mark)
 
@@ -182,10 +182,10 @@ class CallOperations(StateBase):
         """A step arrives. Its mark may be there already."""
         known = trajectory.marks.get(step.uid)
         if known is not None:
-            trajectory.marks[step.uid] = known[0], step.untrainable
+            trajectory.marks[step.uid] = Mark(known.name, step.untrainable)
             step.untrainable = reason_of(trajectory.marks[step.uid])
         elif step.finish_reason == CUT_SHORT and step.exactness is not Exactness.SUBMITTED:
-            self._set_mark(trajectory, step.uid, (UNSEEN, step.untrainable), step)
+            self._set_mark(trajectory, step.uid, Mark(UNSEEN, step.untrainable), step)
         else:
             return
         self._journal.save_trajectory(trajectory)
@@ -198,5 +198,5 @@ def _own_reason(step: StoredStep) -> str | None:
 
 def reason_of(mark: Mark) -> str | None:
     """Why a step with this mark is not trained; None if it is."""
-    name, own = mark
-    return own if own is not None and fault_kind(own) == NO_CONSENT else REASONS.get(name, own)
+    own = mark.own_reason
+    return own if own is not None and fault_kind(own) == NO_CONSENT else REASONS.get(mark.name, own)

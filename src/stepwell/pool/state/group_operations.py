@@ -9,7 +9,16 @@ from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.call_operations import CallOperations
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.queues import producer_of
-from stepwell.pool.state.records import A_STEP, EXPLANATION, OUTCOME, STEP_DETAILS, Group, Trajectory, json_bytes
+from stepwell.pool.state.records import (
+    A_STEP,
+    EXPLANATION,
+    OUTCOME,
+    STEP_DETAILS,
+    Group,
+    KeptReward,
+    Trajectory,
+    json_bytes,
+)
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.soundness import fault_kind
@@ -332,8 +341,8 @@ class GroupOperations(CallOperations):
     ) -> None:
         """A trainer has the trajectory, or this step of it: the reward counts if that comes back."""
         of = OUTCOME if step is None else step.identity
-        others = (kept for kept in trajectory.kept_rewards if kept[0] != of)
-        trajectory.kept_rewards = (*others, (of, value, source, notes))
+        others = (kept for kept in trajectory.kept_rewards if kept.identity != of)
+        trajectory.kept_rewards = (*others, KeptReward(of, value, source, notes))
         self._journal.save_trajectory(trajectory)
 
     def relabel(self, trajectory: Trajectory, value: float, source: str, notes: str = "") -> None:

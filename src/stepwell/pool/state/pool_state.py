@@ -208,16 +208,17 @@ class PoolState(GroupOperations):
 
     def _count_kept_rewards(self, trajectory: Trajectory, *, of: StoredStep | None = None) -> None:
         """The trajectory, or this step of it, is back."""
-        back = [kept for kept in trajectory.kept_rewards if of is None or kept[0] == of.identity]
+        back = [kept for kept in trajectory.kept_rewards if of is None or kept.identity == of.identity]
         if not back:
             return
         trajectory.kept_rewards = tuple(kept for kept in trajectory.kept_rewards if kept not in back)
         self._journal.save_trajectory(trajectory)
-        for identity, value, source, notes in back:
-            if identity == OUTCOME:
-                self.set_reward(trajectory, value, source, notes=notes)
+        for kept in back:
+            if kept.identity == OUTCOME:
+                self.set_reward(trajectory, kept.value, kept.source, notes=kept.notes)
             else:
-                self.set_step_reward(trajectory, trajectory.steps[identity], value, source, notes=notes)
+                step = trajectory.steps[kept.identity]
+                self.set_step_reward(trajectory, step, kept.value, kept.source, notes=kept.notes)
 
     # -- removal for good, whoever has the data: doing it again is harmless --------------------------------------------
 
