@@ -56,14 +56,6 @@ class Pool:
         self.rewards_due = RewardsDue(self.state)
         self.view = PoolView(self.state)
 
-    @property
-    def policy_version(self) -> int:
-        return self.state.policy_version
-
-    @policy_version.setter
-    def policy_version(self, version: int) -> None:
-        self.state.set_policy_version(version)
-
     def decide(self, decision: PolicyDecision, canary: Canary | None, policy_version: int | None) -> None:
         """About a version of the policy. Conflict if it was withdrawn since whoever decides has looked."""
         known = self.state.serving.canary

@@ -374,7 +374,7 @@ class Group:
     given_up: int = 0
     """Places it once had and no longer waits for: their rollouts were rejected or split off, for example."""
     producer: str = ""
-    """Whose it is when the channel is full; empty if it is nobody's. See producer_shares.py."""
+    """Whose it is when the channel is full; empty if it is nobody's. See queues.py."""
     key: tuple[int, int] = field(init=False)
     """Its place in queues: age and number. Made once, because every index of the group has it."""
 
