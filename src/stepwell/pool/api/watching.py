@@ -208,10 +208,6 @@ LEFT_OUT: Mapping[str, str] = {
 """By what its steps are marked with, or why they were left out."""
 
 
-def _stale(snapshot: TrajectorySnapshot, limits: Limits) -> str:
-    return f"It was dropped as stale: {snapshot.note}, max_staleness is {limits.max_staleness}."
-
-
 def _deadline(snapshot: TrajectorySnapshot, limits: Limits) -> str:
     within = "" if limits.group_deadline is None else f" of {limits.group_deadline:g} s"
     return f"Its group was not complete within its deadline{within}; it was dropped for that reason."
@@ -237,6 +233,8 @@ DROPPED: Mapping[str, Callable[[TrajectorySnapshot, Limits], str]] = {
     "rejected": lambda snapshot, limits: f"It was rejected {snapshot.note}.",
     "reward_failed": _reward_failed,
     "rolled_back": lambda snapshot, limits: "A version of the policy said it, or part of it, that was rolled back.",
-    "stale": _stale,
+    "stale": lambda snapshot, limits: (
+        f"It was dropped as stale: {snapshot.note}, max_staleness is {limits.max_staleness}."
+    ),
 }
 """A sentence for each cause."""

@@ -40,7 +40,7 @@ class RewardsDue:
         gives the same data: an answer may be lost on its way.
         """
         self._state.judge_by_step(by_step)
-        if not self._state.has_reward_lease(lease_uid):
+        if lease_uid not in self._state.reward_leases:
             chosen = self._state.oldest_unscored(count)
             if not chosen:
                 return None
@@ -53,7 +53,7 @@ class RewardsDue:
     def end_silent(self, lease_uids: Iterable[str]) -> None:
         """The workers that have these leases are dead."""
         for uid in lease_uids:
-            if self._state.has_reward_lease(uid):
+            if uid in self._state.reward_leases:
                 self._state.end_scoring(uid)
 
     def settle(self, judgements: Sequence[Judgement]) -> list[bool]:

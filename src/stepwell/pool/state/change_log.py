@@ -132,13 +132,9 @@ class ChangeLog:
         """In order. An entry is dead if its trajectory has another position by now."""
         self._uids: list[str] = []
         """The trajectory of each entry."""
-        self._last = 0
+        self.last_position = 0
         self._read = 0
         """The newest position that a reader has seen."""
-
-    @property
-    def last_position(self) -> int:
-        return self._last
 
     def record(self, trajectory: Trajectory) -> None:
         trajectory.changed_at = self.now
@@ -202,19 +198,19 @@ class ChangeLog:
         return gone if gone is not None and gone.position == position else None
 
     def _append(self, uid: str) -> int:
-        self._last += 1
-        self._positions.append(self._last)
+        self.last_position += 1
+        self._positions.append(self.last_position)
         self._uids.append(uid)
         if len(self._uids) > 2 * (len(self._held) + len(self._gone)) + SLACK:
             self._remove_dead_entries(uid)
-        return self._last
+        return self.last_position
 
     def _remove_dead_entries(self, newest: str) -> None:
         """The trajectory of the newest entry does not have its new position yet."""
         live = [
             (position, uid)
             for position, uid in zip(self._positions, self._uids, strict=True)
-            if self._position_of(uid) == position or (uid == newest and position == self._last)
+            if self._position_of(uid) == position or (uid == newest and position == self.last_position)
         ]
         self._positions = [position for position, _ in live]
         self._uids = [uid for _, uid in live]

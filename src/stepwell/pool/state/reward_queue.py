@@ -59,9 +59,6 @@ class RewardQueue:
     def resting(self) -> int:
         return len(self._named(RESTING, {uid for _, uid in self._resting}))
 
-    def has_lease(self, lease_uid: str) -> bool:
-        return lease_uid in self._leases
-
     def under(self, lease_uid: str) -> list[Trajectory]:
         """The trajectories that are still under the lease."""
         lease = self._leases.get(lease_uid)

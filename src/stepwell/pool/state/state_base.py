@@ -168,9 +168,6 @@ class StateBase:
     def reward_leases(self) -> Collection[str]:
         return self._rewards.leases
 
-    def has_reward_lease(self, lease_uid: str) -> bool:
-        return self._rewards.has_lease(lease_uid)
-
     def under_reward_lease(self, lease_uid: str) -> list[Trajectory]:
         return self._rewards.under(lease_uid)
 

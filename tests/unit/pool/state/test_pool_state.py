@@ -55,7 +55,7 @@ from stepwell.steps.step_filter import NOT_CONTINUED, UNSEEN, StepFilter
 from tests.builders import make_step, new_folder
 
 READS = {
-    *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored", "has_reward_lease"),
+    *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored"),
     *("under_reward_lease", "being_scored", "stats", "snapshot", "last_snapshot"),
     *("slice_of", "why_kept", "remark_on", "present", "is_own", "is_elsewhere", "misplaced"),
 }
