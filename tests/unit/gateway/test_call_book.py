@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.gateway.call_book import LATE, CallBook
 from stepwell.pool.api.producing import CallBegun, Registration
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 CALL = CallBegun("t", "p", "step")
 

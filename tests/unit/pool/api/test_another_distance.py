@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
+from rig.builders import EasyPool
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.staleness import DISTANCES, AgedStep, Distance, Present
 from stepwell.pool.api.watching import TrajectoryState, why_not_trained
-from tests.builders import EasyPool
 
 
 class SecondsSinceSampled(Distance):
