@@ -26,8 +26,8 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps, GiveReward
+from stepwell.steps.arrow import ParquetReader
 from stepwell.steps.columns import pack
-from stepwell.steps.parquet import ParquetReader
 
 STEPS = (
     *("gateways", "waiting", "archive", "replace", "names", "archive _rewards", "replace _rewards"),

@@ -227,7 +227,7 @@ def test_the_modules_that_listen_are_those_that_were_tried() -> None:
         for file in package.rglob("*.py")
         if any(words in file.read_text() for words in LISTENS)
     }
-    tried = {"commands/shared.py", "commands/gateway.py", "engines/shared_watch.py"}
+    tried = {"commands/sections.py", "commands/gateway.py", "engines/discovery.py"}
     links = {"pool/client/link_process.py"}
     others = {"doctor/local_gateway.py", "common/processes.py", "commands/up.py"}
     assert listening == tried | links | others

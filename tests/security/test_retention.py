@@ -30,10 +30,9 @@ from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.pool.state.tombstones import AGE
-from stepwell.steps.arrow import step_groups_to_arrow
+from stepwell.steps.arrow import ParquetReader, ParquetWriter, step_groups_to_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import StepGroup
-from stepwell.steps.parquet import ParquetReader, ParquetWriter
 
 DAY = 86_400.0
 STEPS = (

@@ -33,8 +33,7 @@ from stepwell.common.message_codec import (
     pack_message,
     unpack_message,
 )
-from stepwell.common.message_format import FORMAT, MESSAGES, OWN_FORMS, field_names
-from stepwell.common.message_types import Json, field_fits, fit
+from stepwell.common.message_format import FORMAT, MESSAGES, OWN_FORMS, Json, field_fits, field_names, fit
 from stepwell.errors import IncompatibleMessage, StepwellError
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import GroupElsewhere

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from stepwell.steps.trainable import INCOMPLETE, UNSEEN, fault_kind
 
 from rig.asked import asked
 from rig.builders import make_step
@@ -16,8 +17,6 @@ from stepwell.pool.slices.calls import BeginCall, EndCall, TellCalls
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
-from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step_filter import INCOMPLETE, UNSEEN
 
 
 class PoolClock:

@@ -24,8 +24,7 @@ import ray
 from ray import cloudpickle
 
 import stepwell
-from stepwell.common.message_format import FORMAT, MESSAGES, restore
-from stepwell.common.portable_actor import portable_actor
+from stepwell.common.message_format import FORMAT, MESSAGES, portable_actor, restore
 from stepwell.errors import IncompatibleMessage, PoolUnavailable
 from stepwell.pool import api
 from stepwell.pool.api.plan import PoolPlan

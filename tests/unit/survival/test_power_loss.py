@@ -21,7 +21,7 @@ from stepwell.pool.shard.late_rewards import FOLDER as REWARDS
 from stepwell.pool.shard.lineage import FOLDER as LINEAGE
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.steps.digest import lineage_name
+from stepwell.steps.groups import lineage_name
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs gcc")
 

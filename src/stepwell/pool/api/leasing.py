@@ -15,9 +15,9 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import TRAIN
 from stepwell.pool.api.transport import Revision
 from stepwell.steps.columns import Columns, cut, stack
-from stepwell.steps.left_out import NOTHING_LEFT_OUT, LeftOutSteps, join_left_out, reorder_groups
+from stepwell.steps.returns import NOTHING_LEFT_OUT, LeftOutSteps, join_left_out, reorder_groups
 from stepwell.steps.step import Exactness
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 
 @sent

@@ -12,8 +12,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from zlib import crc32
 
+from stepwell.common.http import hide_password
 from stepwell.common.message_format import message, sent
-from stepwell.common.urls import hide_password
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Order
 

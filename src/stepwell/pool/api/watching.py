@@ -14,7 +14,7 @@ from stepwell.common.message_format import message, sent
 from stepwell.pool.api.plan import Limits, OnIncomplete
 from stepwell.pool.api.staleness import Present, consequence_of
 from stepwell.steps.step import BoolArray, Exactness, VersionSpan
-from stepwell.steps.step_filter import (
+from stepwell.steps.trainable import (
     INCOMPLETE,
     NO_CONSENT,
     NO_SOUND_STEP,

@@ -18,7 +18,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-from stepwell.common.coalescing import BatchSender
+from stepwell.common.async_calls import BatchSender
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.plan import FIRST_REVISION, GroupElsewhere, LayoutDiffers, PoolPlan
 from stepwell.pool.api.producing import FlushNeeded, SubmitVerdict

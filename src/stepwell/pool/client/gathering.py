@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepwell.common.coalescing import BatchSender
+from stepwell.common.async_calls import BatchSender
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport, News, Seen
 from stepwell.pool.client.shared_question import SharedQuestion

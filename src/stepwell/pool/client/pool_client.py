@@ -81,7 +81,7 @@ from stepwell.pool.slices.trajectories import (
 from stepwell.pool.slices.watching import ReadSeries
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import JsonObject, Step
-from stepwell.steps.step_filter import make_step_filter
+from stepwell.steps.trainable import make_step_filter
 
 
 class PoolClient(AskingClient):

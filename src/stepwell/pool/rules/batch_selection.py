@@ -21,7 +21,7 @@ from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.queues import K, ReadyQueue, SizeBucket
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 T = TypeVar("T")
 

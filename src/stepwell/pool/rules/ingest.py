@@ -25,7 +25,7 @@ from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps, StoredStep
 from stepwell.steps.columns import Columns
 from stepwell.steps.step import JsonObject
-from stepwell.steps.step_filter import UNSEEN
+from stepwell.steps.trainable import UNSEEN
 
 MAX_TRAJECTORY_SHARE = 1 / 4
 """Of max_bytes: what one trajectory may hold."""

@@ -30,8 +30,8 @@ from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement
-from stepwell.steps.schema import CARRIED, SCHEMA
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.step import CARRIED, SCHEMA
+from stepwell.steps.trainable import StepFilter
 
 Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 """SQL, and the rows for which it is executed."""

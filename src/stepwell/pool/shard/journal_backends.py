@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal import ShardJournal

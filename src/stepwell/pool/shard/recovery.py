@@ -38,7 +38,7 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement, PrefixTree
 from stepwell.steps.step import Exactness, VersionSpan
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 

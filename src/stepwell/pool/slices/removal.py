@@ -17,7 +17,7 @@ from stepwell.pool.shard.archive_files import ArchivedRow
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.tombstones import AGE, DIGEST_SIZE, OLDER_THAN, Tombstone, Tombstones, names_of
-from stepwell.steps.digest import lineage_name
+from stepwell.steps.groups import lineage_name
 from stepwell.steps.step import JsonObject, Step
 
 EXPIRED = "expired"

@@ -21,9 +21,8 @@ from stepwell.pool.api.producing import CONTINUED, READ, CallBegun, Repeats
 from stepwell.pool.state.records import AskedCall, LostCall, Mark, OpenCalls, Trajectory
 from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import CUT_SHORT, Exactness
-from stepwell.steps.step_filter import INCOMPLETE, NO_CONSENT, NOT_CONTINUED, UNSEEN
+from stepwell.steps.trainable import INCOMPLETE, NO_CONSENT, NOT_CONTINUED, UNSEEN, fault_kind
 
 RANKS = (UNSEEN, READ, NOT_CONTINUED, CONTINUED)
 REASONS: Mapping[str, str] = {

@@ -18,7 +18,7 @@ from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.records import Trajectory, marks_of
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import GRADES, Exactness
-from stepwell.steps.step_filter import INCOMPLETE
+from stepwell.steps.trainable import INCOMPLETE
 
 SLACK = 1024
 TakeSnapshot: TypeAlias = Callable[[Trajectory], TrajectorySnapshot]

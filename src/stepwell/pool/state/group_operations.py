@@ -21,9 +21,8 @@ from stepwell.pool.state.records import (
 )
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.returns import GivenReward
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Json, JsonObject
-from stepwell.steps.step_filter import NO_CONSENT, StepFilter
+from stepwell.steps.trainable import NO_CONSENT, StepFilter, fault_kind
 
 AWAKE = 1_024
 """Complete trajectories that are not packed, because they were completed or read last."""

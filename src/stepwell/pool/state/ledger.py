@@ -12,8 +12,7 @@ from stepwell.pool.api.policy import Canary, ChannelPolicy, Serving
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.state.records import Group
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.sampling import sampling_kind
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter, sampling_kind
 
 RECENT = 1_000
 

@@ -23,7 +23,7 @@ from stepwell.pool.state.records import A_GROUP, OUTCOME, Group, Lease, Trajecto
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 REJECTED = "rejected"
 """The cause of what a person rejected."""

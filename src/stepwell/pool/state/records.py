@@ -14,7 +14,7 @@ from stepwell.pool.api.watching import BY_A_PERSON, MARKS
 from stepwell.pool.state.stored_step import StoredStep, TrajectoryPacker
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, Json, JsonObject
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 SLACK = 1.0
 """Seconds that a message may be on its way, or by which the clocks of two machines may differ."""

@@ -29,7 +29,7 @@ from stepwell.pool.state.slice import Slice
 from stepwell.pool.state.stored_step import StoredStep, TrajectoryPacker
 from stepwell.pool.state.tombstones import Tombstones
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import NO_SOUND_STEP, StepFilter
+from stepwell.steps.trainable import NO_SOUND_STEP, StepFilter
 
 ENDED_KEPT = 10_000
 """How many ended leases are remembered, to tell an expired lease from an acknowledged one."""

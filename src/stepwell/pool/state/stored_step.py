@@ -23,8 +23,17 @@ import numpy as np
 
 from stepwell.steps.columns import Columns, pack, unpack, unpack_values
 from stepwell.steps.prefix_tree import PrefixTree
-from stepwell.steps.schema import CARRIED, ColumnKind
-from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
+from stepwell.steps.step import (
+    CARRIED,
+    BoolArray,
+    ColumnKind,
+    Exactness,
+    FloatArray,
+    IntArray,
+    JsonObject,
+    Step,
+    VersionSpan,
+)
 
 NO_PLACE = -1
 FINISH_REASON, LINEAGE, EXTRAS = map([column.name for column in CARRIED].index, ("finish_reason", "lineage", "extras"))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from stepwell.steps.trainable import NOT_CONTINUED, UNSEEN, StepFilter, fault_kind
 
 from rig.builders import make_step, new_folder
 from stepwell.errors import BadRequest
@@ -50,9 +51,7 @@ from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.pool.state.view import PoolView
 from stepwell.steps.columns import pack, unpack
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, Json
-from stepwell.steps.step_filter import NOT_CONTINUED, UNSEEN, StepFilter
 
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored"),
