@@ -76,6 +76,14 @@ class EasyPool(Pool):
         super().__init__(limits, journal, slices)
 
     @property
+    def policy_version(self) -> int:
+        return self.state.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self.state.set_policy_version(version)
+
+    @property
     def curator(self) -> Curator:
         return Curator(self.state)
 

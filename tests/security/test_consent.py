@@ -8,9 +8,9 @@ from typing import Any
 from rig import forgetting as rig
 from rig.asked import asked
 from rig.builders import EasyPool, make_step
-from stepwell.pool.api.consent import CONSENT, RETENTION
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.sessions import CONSENT, RETENTION
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.steps import AddSteps, GiveReward

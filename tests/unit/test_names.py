@@ -21,12 +21,10 @@ SHARED_MODULES: Mapping[str, str] = {
     "openai": "OpenAI's API, and servers that have only that",
     "policy": "the versions of the policy, and decisions about them",
     "pool": "the DataPool",
-    "preview": "what would be trained next",
     "processes": "child processes",
     "replies": "replies of engines, parsed",
     "rows": "sequences to train on",
     "scoring": "trajectories that reward workers score",
-    "series": "counts per interval of time",
     "sessions": "conversations of users, whose ends nobody declares",
     "watching": "reading a pool by its changes",
 }

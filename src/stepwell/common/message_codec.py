@@ -43,10 +43,8 @@ from stepwell.errors import IncompatibleMessage, StepwellError
 HOMES = tuple(
     f"stepwell.{module}"
     for module in (
-        *("pool.api.calls", "pool.api.leasing", "pool.api.news"),
-        *("pool.api.pacing", "pool.api.plan", "pool.api.policy", "pool.api.preview", "pool.api.producing"),
-        *("pool.api.scoring", "pool.api.series"),
-        *("pool.api.sessions", "pool.api.shard_layout", "pool.api.stats"),
+        *("pool.api.leasing", "pool.api.plan", "pool.api.policy", "pool.api.producing"),
+        *("pool.api.scoring", "pool.api.sessions", "pool.api.stats"),
         *("pool.api.transport", "pool.api.watching", "pool.client.link_messages"),
         *("pool.slices.calls", "pool.slices.curation", "pool.slices.forgetting", "pool.slices.policy"),
         *("pool.slices.scoring", "pool.slices.sessions", "pool.slices.steps", "pool.slices.trajectories"),

@@ -19,13 +19,11 @@ from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.index import Search, SearchResult, TrajectoryIndex, TrajectoryKey, key_of
 from stepwell.dashboard.views import GroupView, NextBatches, group_view, last_text, step_views
 from stepwell.errors import BadRequest, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import PolicyStatus, RewardTally
-from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.staleness import Present
-from stepwell.pool.api.stats import ChannelStats, PoolStats
-from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.api.stats import ChannelStats, PoolStats, TimeSeries
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState, why_not_trained
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import unpack
 

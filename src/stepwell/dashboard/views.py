@@ -17,8 +17,7 @@ from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.follower import by_trajectory
 from stepwell.dashboard.index import TrajectoryKey, key_of
 from stepwell.errors import BadRequest
-from stepwell.pool.api.leasing import BatchRequest, ExactFill
-from stepwell.pool.api.preview import BatchPreview, PreviewItem
+from stepwell.pool.api.leasing import BatchPreview, BatchRequest, ExactFill, PreviewItem
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.client import PoolClient
 from stepwell.steps.advantages import group_advantages

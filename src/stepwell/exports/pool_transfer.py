@@ -25,8 +25,8 @@ from stepwell.common.async_calls import Backoff, retry_while_unavailable
 from stepwell.common.command_line import ProgressLine
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.exports.selection import Selection
-from stepwell.pool.api.consent import may_keep
 from stepwell.pool.api.producing import Registration, SubmitVerdict
+from stepwell.pool.api.sessions import may_keep
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import Columns, pack, stack, unpack

@@ -41,9 +41,8 @@ from stepwell.gateway.unrecorded_calls import (
     as_uncaptured,
     as_unrecorded,
 )
-from stepwell.pool.api.calls import Repeats
 from stepwell.pool.api.policy import ChannelPolicy
-from stepwell.pool.api.producing import TRAIN, TrajectoryRef
+from stepwell.pool.api.producing import TRAIN, Repeats, TrajectoryRef
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.steps.conversation import MARKERS_IN_TEXT
 from stepwell.steps.step import Json

@@ -23,7 +23,6 @@ from pydantic import (
     model_validator,
 )
 
-from stepwell.pool.api.consent import CONSENT, RETENTION
 from stepwell.pool.api.producing import LAST_STEP, UNFINISHED_REWARD, EndResult
 from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.steps.step import (

@@ -19,10 +19,9 @@ from rig.network_namespace import NetworkNamespace, can_make_namespaces, network
 from rig.ray_cluster import RayCluster
 from rig.waiting import answers, until, wait_until
 from stepwell.errors import BadRequest
-from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.transport import ActorAway
+from stepwell.pool.api.transport import SERVING, UNSEEN, ActorAway
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.network_link import NetworkLink
 from stepwell.pool.shard.actor import start_pool

@@ -16,7 +16,6 @@ from rig.builders import make_step
 from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import reshard_pool, start_pool
 from tests.integration.pool.conftest import started

@@ -7,9 +7,8 @@ import pytest
 from rig.asked import asked
 from rig.builders import make_step
 from rig.requested import requested
-from stepwell.pool.api.calls import TELL_CALLS, CallBegun, Repeats
 from stepwell.pool.api.plan import Limits, OnIncomplete, PoolPlan
-from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.producing import TELL_CALLS, CallBegun, Registration, Repeats
 from stepwell.pool.shard.gateway_roster import HEARTBEAT
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal

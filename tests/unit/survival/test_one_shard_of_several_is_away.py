@@ -18,8 +18,8 @@ from stepwell.dashboard.index import TrajectoryIndex
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.exports.pool_transfer import all_changes
 from stepwell.pool.api.leasing import HasLeases
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 
 T = TypeVar("T")
 
@@ -87,10 +87,10 @@ async def test_a_new_client_needs_no_particular_shard() -> None:
 async def test_the_version_reaches_the_shard_when_it_is_back(pool: LocalPool) -> None:
     await in_time(pool.set_policy_version(7))
     await in_time(pool.set_policy_version(8))
-    versions = {name: service.pool.policy_version for name, service in pool.transport.services.items()}
+    versions = {name: service.pool.state.policy_version for name, service in pool.transport.services.items()}
     assert versions == {"data_pool": 8, "data_pool-1": 8, AWAY: 0, "data_pool-3": 8}
     come_back(pool)
-    await until(lambda: pool.transport.services[AWAY].pool.policy_version == 8, "the version to arrive")
+    await until(lambda: pool.transport.services[AWAY].pool.state.policy_version == 8, "the version to arrive")
 
 
 async def test_a_version_that_a_shard_refuses_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,8 @@ from rig.builders import make_group, make_step
 from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, LayoutDiffers, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout, LayoutDiffers
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard
@@ -344,10 +343,10 @@ async def test_a_new_shard_has_the_policy_version() -> None:
     trainer = another_client(pool)
     await trainer.set_policy_version(7)
     await change(pool, 3)
-    assert {service.pool.policy_version for service in pool.transport.services.values()} == {7}
+    assert {service.pool.state.policy_version for service in pool.transport.services.values()} == {7}
     await trainer.register_trajectory(Registration("t", next(p for p in PROMPTS if Layout(2, 3).owner(p))))
     await trainer.set_policy_version(8)
-    assert {service.pool.policy_version for service in pool.transport.services.values()} == {8}
+    assert {service.pool.state.policy_version for service in pool.transport.services.values()} == {8}
 
 
 async def test_a_shard_that_restarts_during_a_change_goes_on_with_it(tmp_path: Path) -> None:

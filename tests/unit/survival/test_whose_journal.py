@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.shard_layout import Layout
+from stepwell.pool.api.plan import Layout, PoolPlan
 from stepwell.pool.shard.journal import SCHEMA_VERSION, JournalFailed
 from stepwell.pool.shard.journal_backends import find_journals
 from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity

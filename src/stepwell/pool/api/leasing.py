@@ -1,4 +1,7 @@
-"""What consumers ask for, and what they get under a lease."""
+"""What consumers ask for, what they get under a lease, and what they would get next.
+
+A preview leases, counts and drops nothing.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,8 +12,8 @@ from uuid import uuid4
 
 from stepwell.common.message_format import message, sent
 from stepwell.errors import BadRequest
-from stepwell.pool.api.news import Revision
 from stepwell.pool.api.producing import TRAIN
+from stepwell.pool.api.transport import Revision
 from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.returns import NOTHING_LEFT_OUT, LeftOutSteps, join_left_out, reorder_groups
 from stepwell.steps.step import Exactness
@@ -288,7 +291,7 @@ class ReadySummary(NamedTuple):
     """What a shard could hand out now."""
 
     revision: Revision
-    """Of the channel's topic (see pool/api/news.py)."""
+    """Of the channel's topic (see pool/api/transport.py)."""
     ages: list[float]
     """When each ready item was opened, oldest first."""
     nothing_after: float
@@ -298,7 +301,6 @@ class ReadySummary(NamedTuple):
 
 
 T = TypeVar("T")
-
 ROUNDING = 1e-9
 """0.29 × 100 is 28.999999999999996 as a float, and means 29."""
 
@@ -341,3 +343,72 @@ class UserLimit:
             if not user or seen[user] <= self.room(user):
                 kept.append(item)
         return kept
+
+
+PREVIEWED = 500
+"""Groups, trajectories or steps of a batch that are described at most."""
+WAITING = 20
+"""Groups that are not in the batch and are described at most."""
+LATER = "the batch is full: its turn comes later"
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewItem:
+    """A group, trajectory or step in the queue."""
+
+    prompt_uid: str
+    group: int
+    """The group's seq in its shard."""
+    age: int
+    opened_at: float
+    source: str
+    user: str
+    size: int
+    """Rollouts that the group is to have."""
+    trajectories: tuple[str, ...]
+    """The uids of those that the trainer would get; of a waiting group, of all that it has."""
+    rewards: tuple[float | None, ...]
+    """Of each of them: its return."""
+    steps: int
+    """The steps that the trainer would get; of a waiting group, all that are held."""
+    oldest_version: int | None
+    behind: int
+    """How many policy versions its oldest token is behind."""
+    from_history: bool = False
+    why: str = ""
+    """Why it is not in the batch."""
+    shard: str = ""
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPreview:
+    request: BatchRequest | ExactFill
+    asked_at: float
+    """When a consumer asked for such a batch last; 0 if none has since the shard started."""
+    items: Sequence[PreviewItem]
+    """What the shard would hand out, oldest first. For an exact fill, what it would offer."""
+    count: int
+    """How many that are, also those that are not described."""
+    ready: ReadySummary
+    """All of them that are not from history."""
+    waiting: Sequence[PreviewItem]
+    """The oldest groups of which nothing is among the items."""
+    waits_for: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPreview:
+    request: BatchRequest | ExactFill
+    asked_at: float
+    items: Sequence[PreviewItem]
+    """The batch, or as much of it as there is; not all of a large one."""
+    is_complete: bool
+    """Would a fetch return at once?"""
+    waiting: Sequence[PreviewItem]
+    """The oldest groups that are not in the batch."""
+    waits_for: str
+    """What a fetch would wait for; empty if it would return at once."""
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer."""

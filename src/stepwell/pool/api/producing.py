@@ -1,7 +1,13 @@
-"""What producers send to the pool, and what the pool answers them."""
+"""What producers and gateways tell the pool, and what it answers.
 
+Registrations, steps, rewards, calls that are under way; and how many rollouts may start, so that none becomes too stale
+before it is trained.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from stepwell.common.message_format import message, sent
 from stepwell.steps.returns import GivenReward
@@ -15,7 +21,6 @@ DEADLINE = "deadline"
 """Why the pool ended a rollout that was open at its group's deadline, or dropped it."""
 UNFINISHED_REWARD = "unfinished_reward"
 """In a trajectory's metadata: its reward if it is open at its group's deadline."""
-
 READ, CONTINUED = "read", "continued"
 """Marks of steps that are trained: somebody read the answer, or continued this one of its choices. Other marks are
 UNSEEN and NOT_CONTINUED of steps/trainable.py."""
@@ -111,8 +116,6 @@ class RewardGiven:
 
 FLUSH_WAIT = 25.0
 """Seconds that a completion, or the reward of a step, waits for the steps that other gateways hold."""
-
-
 SCRUB_SPOOL = "@scrub-spool"
 """Among the trajectories that a gateway is asked to flush: it sends all that it holds, and then removes from its
 spool's file what is left there of deleted steps."""
@@ -141,3 +144,113 @@ class RecordedTurn:
     lineage: JsonObject
     others: tuple[str, ...] = ()
     """The uids of the other choices of its call."""
+
+
+TELL_CALLS = "@tell-calls"
+"""Among the trajectories that a gateway is asked to flush: it tells of all calls whose steps the pool may lack."""
+
+
+@sent
+class Repeats(StrEnum):
+    """Which earlier calls a call repeats, of those with its key: their answers were not read."""
+
+    NONE = "none"
+    LOST = "lost"
+    """Those of gateways that died. Any other may be asked the same on purpose."""
+    ALL = "all"
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A call whose answer will be a step of a trajectory."""
+
+    trajectory_uid: str
+    prompt_uid: str
+    uid: str
+    """Also that of its first step."""
+    gateway: str = ""
+    key: str = ""
+    """The same for calls that ask the same; empty if that is not known."""
+    repeats: Repeats = Repeats.NONE
+    began_at: float = 0.0
+    """By its gateway's clock. Announcements of two gateways may arrive in another order."""
+
+
+class HeldCalls(NamedTuple):
+    """What a gateway knows of its calls."""
+
+    calls: Sequence[CallBegun] = ()
+    """All whose steps the pool may lack."""
+    missed: int = 0
+    """How often the pool has not taken word of a call so far."""
+    is_late: bool = False
+    """The pool is away, or an answer has waited for some time until the pool knows of its call."""
+
+
+@message
+class Requests(NamedTuple):
+    """What a shard asks a gateway for."""
+
+    trajectory_uids: Sequence[str]
+    """It sends what it holds of these."""
+    pause: float
+    """Seconds after which it shows at the latest that it lives. Before, if the shard posts its topic."""
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """A group whose deadline has passed, and how many more rollouts it needs."""
+
+    prompt_uid: str
+    missing: int
+
+
+@message
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    batch: int
+    """Trajectories per training step: as configured, or as in the last fetch; 0 while unknown."""
+    batches_ahead: int | None
+    """How many batches may be in progress: one, and one more per version of allowed staleness; None if data may be of
+    any age."""
+    in_flight: int
+    """Trajectories that are not complete."""
+    queued: int
+    """Complete trajectories that wait for the trainer."""
+    refills: tuple[Refill, ...] = ()
+    group_deadline: float | None = None
+    missing: tuple[str, ...] = ()
+    """Shards that did not answer. Their last known numbers are counted."""
+
+    @property
+    def may_start(self) -> int | None:
+        """New trajectories that may start now; None if any number may: the batch size is not known yet, or data may be
+        of any age."""
+        if self.batch == 0 or self.batches_ahead is None:
+            return None
+        return max(0, self.batch * self.batches_ahead - self.in_flight - self.queued)
+
+    @property
+    def waits_for(self) -> str:
+        """In words, why no trajectory may start; empty if one may."""
+        if self.may_start != 0 or self.batches_ahead is None:
+            return ""
+        return (
+            f"{self.queued} complete rollouts wait for the trainer and {self.in_flight} run; together they may be "
+            f"{self.batch * self.batches_ahead}: {self.batch} a batch, with max_staleness {self.batches_ahead - 1}"
+        )
+
+
+def merge_pacing(parts: Sequence[Pacing], batch_size: int | None, missing: tuple[str, ...] = ()) -> Pacing:
+    """The pool's pacing from its shards'. A configured batch size is that of the whole pool."""
+    return Pacing(
+        batch=batch_size or sum(part.batch for part in parts),
+        batches_ahead=parts[0].batches_ahead,
+        in_flight=sum(part.in_flight for part in parts),
+        queued=sum(part.queued for part in parts),
+        refills=tuple(refill for part in parts for refill in part.refills),
+        group_deadline=parts[0].group_deadline,
+        missing=missing,
+    )

@@ -1,9 +1,10 @@
-"""Sessions: conversations of live users, which nobody completes.
+"""Whose data a trajectory is, what they agreed to, and sessions: conversations of live users, which nobody completes.
 
 - The prompt_uid of a session is SESSION_PREFIX and its id, so that every process sees in a base_url that it is one.
 - A session is one trajectory after another: when one has ended, the next call opens its successor. Each is a group of
   one. They have the same prompt_uid, so one shard has them all.
 - The id of a session is the uid of its first trajectory.
+- Consent is a flag in the metadata of a trajectory, as is how long its data is kept.
 """
 
 from collections.abc import Mapping
@@ -28,6 +29,10 @@ CLIENT = "client"
 exports and deletion read what operators and runners say."""
 SUBJECT = "subject"
 """In a trajectory's metadata: the pseudonym of the person whose data it is, if it is not the user of a session."""
+CONSENT = "consent"
+"""In a trajectory's metadata: {train, keep}. A flag that is not there is true."""
+RETENTION = "retention_seconds"
+"""In a trajectory's metadata: how many seconds its data is kept, if that is less than the pool keeps data."""
 IDLE = "idle"
 """How a session ended that had no call for a while."""
 
@@ -60,6 +65,21 @@ def subjects_of(metadata: JsonObject) -> tuple[str, ...]:
         return ()
     named = metadata.get(SUBJECT)
     return tuple(filter(None, (user_of(metadata), named if isinstance(named, str) else "")))
+
+
+def may_train(metadata: JsonObject) -> bool:
+    """False: its steps are recorded, and no trainer gets them."""
+    return _says(metadata, "train")
+
+
+def may_keep(metadata: JsonObject) -> bool:
+    """False: it is neither archived nor exported, and it leaves the pool as soon as it is trained."""
+    return _says(metadata, "keep")
+
+
+def _says(metadata: JsonObject, flag: str) -> bool:
+    consent = metadata.get(CONSENT) if metadata else None
+    return consent is None or not isinstance(consent, Mapping) or consent.get(flag) is not False
 
 
 @message

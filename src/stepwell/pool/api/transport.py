@@ -1,9 +1,15 @@
-"""How a call gets to an actor: a shard of the pool, or a reward worker."""
+"""How calls get to an actor, a shard of the pool or a reward worker, and how news of a shard gets to those who wait.
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+- News come under topics. A topic has a revision, which changes whenever there is something new. A process asks for
+  topics, each with the revision that it has seen, and is answered as soon as one of them has another revision.
+- What is small comes with the answer. Of the rest the answer only says that there may be something, and the process
+  asks for it as usual.
+"""
 
-from stepwell.common.message_format import sent
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from stepwell.common.message_format import message, sent
 
 
 @sent
@@ -38,3 +44,57 @@ class ActorTransport(Protocol):
 
     async def call(self, actor: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], /) -> Any:
         """ActorAway if the actor cannot be reached now; ActorMissing if there is none of that name."""
+
+
+SERVING = "serving"
+"""What serves the policy: a Serving."""
+PLAN = "plan"
+"""The shards of the pool: a PoolPlan."""
+SYNC = "sync"
+"""True if a trainer lives that syncs weights. Only the first shard knows."""
+UNSCORED = "unscored"
+"""There may be a trajectory for a reward worker."""
+CHANGES = "changes"
+"""There may be something for a watcher."""
+
+
+def ready_topic(channel: str) -> str:
+    """What consumers of a channel may get has changed: ReadyCounts."""
+    return f"ready.{channel}"
+
+
+def flush_topic(gateway: str) -> str:
+    """A gateway is asked to send what it holds."""
+    return f"flush.{gateway}"
+
+
+@message
+class Revision(NamedTuple):
+    """Of one topic. Revisions of two epochs do not compare."""
+
+    epoch: str = ""
+    """Names the shard's process."""
+    number: int = 0
+
+    def covers(self, other: "Revision") -> bool:
+        """Whoever asks for what is newer than this one hears of all that is newer than the other."""
+        return self.epoch == other.epoch and self.number <= other.number
+
+
+UNSEEN = Revision()
+"""Whoever has seen nothing is answered at once."""
+
+
+@message
+class NewsItem(NamedTuple):
+    revision: Revision
+    value: Any = None
+
+
+Seen: TypeAlias = Mapping[str, Revision]
+"""By topic."""
+News: TypeAlias = Mapping[str, NewsItem]
+"""By topic: those that are not as they were seen. None after a timeout."""
+WaitNews: TypeAlias = Callable[[str, Seen, float], Awaitable[News]]
+"""Answers a question of somebody, whom the text names, after so many seconds at the latest. A later question of the
+same asker ends the earlier one."""

@@ -13,8 +13,7 @@ from typing import Any
 
 from stepwell.common.async_calls import BatchSender
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.pool.api.news import News, Seen
-from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
+from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport, News, Seen
 from stepwell.pool.client.shared_question import SharedQuestion
 from stepwell.pool.shard.operation import Operation
 

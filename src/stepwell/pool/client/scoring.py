@@ -14,8 +14,8 @@ from itertools import chain, groupby
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import new_reward_lease
-from stepwell.pool.api.news import UNSCORED, UNSEEN, Revision
 from stepwell.pool.api.scoring import Judgement
+from stepwell.pool.api.transport import UNSCORED, UNSEEN, Revision
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
 from stepwell.pool.slices.scoring import GiveJudgements, TakeUnscored

@@ -18,19 +18,15 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
-from stepwell.pool.rules.ownership import Ownership
-from stepwell.pool.state.mark_operations import LATE, RANKS
+from stepwell.pool.state.call_operations import LATE, RANKS
 from stepwell.pool.state.pool_state import PoolState
-from stepwell.pool.state.producer_shares import producer_of
+from stepwell.pool.state.queues import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps, StoredStep
 from stepwell.steps.columns import Columns
-from stepwell.steps.step import CARRIED, JsonObject
+from stepwell.steps.step import JsonObject
 from stepwell.steps.trainable import UNSEEN
 
-CARRIED_NAMES = [column.name for column in CARRIED]
-LINEAGE, FINISH_REASON, EXTRAS = map(CARRIED_NAMES.index, ("lineage", "finish_reason", "extras"))
-"""Places in StoredStep.carried."""
 MAX_TRAJECTORY_SHARE = 1 / 4
 """Of max_bytes: what one trajectory may hold."""
 MOVED = "moved"
@@ -38,9 +34,8 @@ MOVED = "moved"
 
 
 class Ingest:
-    def __init__(self, state: PoolState, ownership: Ownership) -> None:
+    def __init__(self, state: PoolState) -> None:
         self._state = state
-        self._ownership = ownership
 
     def channel_if_open(self, trajectory_uid: str, prompt_uid: str) -> str | None:
         """The channel of an open trajectory, whose agent may call the model; None if it is not open."""
@@ -65,12 +60,12 @@ class Ingest:
             RecordedTurn(
                 step.uid,
                 trajectory.tokens.read(step.branch, step.tokens).copy(),
-                step.carried[FINISH_REASON],
-                step.carried[LINEAGE],
+                step.finish_reason,
+                step.lineage,
                 _other_choices(trajectory, step),
             )
             for step in trajectory.held_steps()
-            if step.carried[LINEAGE].get("replied") == replied
+            if step.lineage.get("replied") == replied
         ]
 
     def step_extras(self, trajectory_uid: str, prompt_uid: str, name: str) -> dict[str, JsonObject]:
@@ -78,13 +73,13 @@ class Ingest:
         trajectory = self._state.trajectories.get(trajectory_uid)
         if trajectory is None or self.channel_if_open(trajectory_uid, prompt_uid) is None:
             return {}
-        steps = ((step.uid, step.carried[EXTRAS].get(name)) for step in trajectory.held_steps())
+        steps = ((step.uid, step.extras.get(name)) for step in trajectory.held_steps())
         return {uid: found for uid, found in steps if found is not None}
 
     def is_elsewhere(self, registration: Registration) -> bool:
         """Must another shard be asked for it?"""
         channel = registration.channel or TRAIN if registration.opens else None
-        return self._ownership.is_elsewhere(registration.trajectory_uid, registration.prompt_uid, channel)
+        return self._state.is_elsewhere(registration.trajectory_uid, registration.prompt_uid, channel)
 
     def register(self, registration: Registration) -> None:
         """Open a trajectory, or add to its metadata. It may change its channel until its first step.
@@ -121,7 +116,7 @@ class Ingest:
         group, metadata = moving.group, moving.metadata
         self._state.tombstones.check(trajectory_uid, to_prompt_uid, metadata)
         size = None if group.size == self._state.limits.group_size else group.size
-        if self._ownership.is_own(to_prompt_uid):
+        if self._state.is_own(to_prompt_uid):
             joined = self._group_for(to_prompt_uid, group.channel, size, group.source, metadata)
             self._state.move_trajectory(moving, joined)
         else:
@@ -273,7 +268,7 @@ class Ingest:
         state = self._state
         if state.tombstones.has_name(uid, prompt_uid):
             return SubmitVerdict.DELETED
-        if self._ownership.is_elsewhere(uid, prompt_uid, channel):
+        if self._state.is_elsewhere(uid, prompt_uid, channel):
             return SubmitVerdict.ELSEWHERE
         if uid in state.closed:
             return SubmitVerdict.LATE
@@ -330,7 +325,8 @@ class Ingest:
     def _read_last(self, trajectory: Trajectory) -> None:
         """The answer in which the policy failed is trained: no later one has replaced it."""
         sound = [step.uid for _, step in trajectory.in_order() if step.quarantine is None]
-        if sound and trajectory.marks.get(sound[-1], ("",))[0] == UNSEEN:
+        mark = trajectory.marks.get(sound[-1]) if sound else None
+        if mark is not None and mark.name == UNSEEN:
             self._state.mark_steps(trajectory, sound[-1:], READ)
 
     def _refuse(self, verdict: SubmitVerdict) -> SubmitVerdict:
@@ -413,11 +409,11 @@ def _rewarded_step(trajectory: Trajectory, step_index: int) -> StoredStep:
 
 def _other_choices(trajectory: Trajectory, chosen: StoredStep) -> tuple[str, ...]:
     """The steps of a call share the moment of its beginning and the digest of its messages."""
-    asked = chosen.carried[LINEAGE].get("asked")
+    asked = chosen.lineage.get("asked")
     return tuple(
         step.uid
         for step in trajectory.steps.values()
-        if step is not chosen and step.started_at == chosen.started_at and step.carried[LINEAGE].get("asked") == asked
+        if step is not chosen and step.started_at == chosen.started_at and step.lineage.get("asked") == asked
     )
 
 

@@ -12,17 +12,14 @@ from math import inf
 from typing import NamedTuple
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, ReadyGroups, Unit, max_per_user
-from stepwell.pool.api.pacing import Pacing, Refill
+from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, ReadyGroups, ShardPreview, Unit, max_per_user
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.policy import Canary, PolicyDecision
-from stepwell.pool.api.preview import ShardPreview
-from stepwell.pool.api.producing import DEADLINE
+from stepwell.pool.api.producing import DEADLINE, Pacing, Refill
 from stepwell.pool.api.staleness import DISTANCES
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.rules.ingest import Ingest
 from stepwell.pool.rules.leasing import Leasing
-from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.rules.preview import Previewer
 from stepwell.pool.rules.rewards_due import RewardsDue
 from stepwell.pool.rules.sessions import Sessions
@@ -52,21 +49,12 @@ class Pool:
 
     def __init__(self, limits: Limits, journal: StateJournal | None = None, slices: Sequence[type[Slice]] = ()) -> None:
         self.state = PoolState(limits, journal or StateJournal(), slices)
-        self.ownership = Ownership(self.state)
-        self.ingest = Ingest(self.state, self.ownership)
-        self.sessions = Sessions(self.state, self.ingest, self.ownership)
+        self.ingest = Ingest(self.state)
+        self.sessions = Sessions(self.state, self.ingest)
         self.leasing = Leasing(self.state)
         self.previewer = Previewer(self.state, self.leasing)
         self.rewards_due = RewardsDue(self.state)
         self.view = PoolView(self.state)
-
-    @property
-    def policy_version(self) -> int:
-        return self.state.policy_version
-
-    @policy_version.setter
-    def policy_version(self, version: int) -> None:
-        self.state.set_policy_version(version)
 
     def decide(self, decision: PolicyDecision, canary: Canary | None, policy_version: int | None) -> None:
         """About a version of the policy. Conflict if it was withdrawn since whoever decides has looked."""

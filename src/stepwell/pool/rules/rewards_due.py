@@ -13,9 +13,9 @@ from itertools import dropwhile, zip_longest
 
 from stepwell.pool.api.plan import OnRewardFailure
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
+from stepwell.pool.state.group_operations import ABSTAINED
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.reward_operations import ABSTAINED
 from stepwell.pool.state.shipment import ShippedRow, ship, trajectory_rows
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import Columns
@@ -33,18 +33,14 @@ class RewardsDue:
     def __init__(self, state: PoolState) -> None:
         self._state = state
 
-    def serve(self, *, by_step: bool) -> None:
-        """Offer what such workers judge, from now on."""
-        self._state.judge_by_step(by_step)
-
     def take(self, count: int, lease_uid: str, expires_at: float, *, by_step: bool = False) -> Columns | None:
         """All held steps of up to `count` trajectories, oldest first, of all channels; None if there are none.
 
         By step, open trajectories too, without the first steps that need no judgement any more. The same call again
         gives the same data: an answer may be lost on its way.
         """
-        self.serve(by_step=by_step)
-        if not self._state.has_reward_lease(lease_uid):
+        self._state.judge_by_step(by_step)
+        if lease_uid not in self._state.reward_leases:
             chosen = self._state.oldest_unscored(count)
             if not chosen:
                 return None
@@ -57,7 +53,7 @@ class RewardsDue:
     def end_silent(self, lease_uids: Iterable[str]) -> None:
         """The workers that have these leases are dead."""
         for uid in lease_uids:
-            if self._state.has_reward_lease(uid):
+            if uid in self._state.reward_leases:
                 self._state.end_scoring(uid)
 
     def settle(self, judgements: Sequence[Judgement]) -> list[bool]:

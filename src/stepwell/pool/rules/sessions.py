@@ -6,22 +6,20 @@ from stepwell.errors import Conflict
 from stepwell.pool.api.producing import ENDED_BY, EndResult, Registration
 from stepwell.pool.api.sessions import IDLE, SESSION, SessionCall, SessionPlace, session_metadata
 from stepwell.pool.rules.ingest import Ingest
-from stepwell.pool.rules.ownership import Ownership
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.session_index import SessionRecord
 
 
 class Sessions:
-    def __init__(self, state: PoolState, ingest: Ingest, ownership: Ownership) -> None:
+    def __init__(self, state: PoolState, ingest: Ingest) -> None:
         self._state = state
         self._ingest = ingest
-        self._ownership = ownership
 
     def is_elsewhere(self, call: SessionCall) -> bool:
         """Must another shard be asked for it?"""
         opened = self._open_trajectory(self._state.sessions.find(call.session_id))
-        return self._ownership.is_elsewhere(opened.uid if opened is not None else "", call.prompt_uid)
+        return self._state.is_elsewhere(opened.uid if opened is not None else "", call.prompt_uid)
 
     def place(self, call: SessionCall) -> SessionPlace | None:
         """The open trajectory of a session; a new one if none is open. Without `opens`, the last one."""

@@ -409,7 +409,7 @@ def _info(of: Group | Trajectory | StepFilter, names: Iterable[str], *keys: obje
 
 def _dump(value: object) -> bytes:
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, default=tuple)  # a record of a few fields
     except TypeError:  # an integer beyond 64 bits, say
         return json.dumps(value).encode()
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 import orjson
 
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.shard_layout import Layout
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.shard.journal import SCHEMA_VERSION, unseal
 
 

@@ -95,7 +95,7 @@ class TrajectoryOperation(Operation[R]):
         return self.prompt_uid
 
     def is_elsewhere(self, shard: "Shard") -> bool:
-        return shard.pool.ownership.is_elsewhere(self.trajectory_uid, self.prompt_uid)
+        return shard.pool.state.is_elsewhere(self.trajectory_uid, self.prompt_uid)
 
 
 class MergedOperation(Operation[R], Generic[P, R]):

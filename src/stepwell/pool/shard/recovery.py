@@ -32,8 +32,8 @@ from stepwell.pool.shard.journal import (
 )
 from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.lineage import LineageRow
-from stepwell.pool.state.mark_operations import reason_of
-from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.call_operations import reason_of
+from stepwell.pool.state.records import Group, KeptReward, Lease, LostCall, Mark, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement, PrefixTree
@@ -198,10 +198,10 @@ class JournalReader:
                 log.error("trajectory %s is lost, or its group", fields["uid"] if fields else f"number {number}")
                 continue
             self._step_counts[number] = fields.pop("step_count")
-            fields["kept_rewards"] = tuple(map(tuple, fields["kept_rewards"]))
-            fields["lost_calls"] = tuple(map(tuple, fields["lost_calls"]))
+            fields["kept_rewards"] = tuple(KeptReward(*kept) for kept in fields["kept_rewards"])
+            fields["lost_calls"] = tuple(LostCall(*lost) for lost in fields["lost_calls"])
             fields["gateways"] = tuple(fields["gateways"])
-            fields["marks"] = {uid: (name, own) for uid, (name, own) in fields["marks"].items()}
+            fields["marks"] = {uid: Mark(*mark) for uid, mark in fields["marks"].items()}
             trajectory = Trajectory(group=groups[seq], number=number, **fields)
             trajectory.group.trajectories[trajectory.uid] = trajectory
             yield trajectory

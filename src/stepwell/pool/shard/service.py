@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from stepwell.pool.api.leasing import Settlement, decision_of
-from stepwell.pool.api.news import News, Seen
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Serving
 from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.api.transport import News, Seen
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.consumer_calls import HEARTBEAT_TIMEOUT, ConsumerCalls
@@ -120,7 +120,7 @@ class ShardService(OperationCalls, ConsumerCalls):
         archives = leaves and self._archive is not None and self._archive.has_work
         decisions = filter(None, map(decision_of, self.pool.state.leases))
         undecided = sum(coordinator in plan.shard_names()[plan.shards :] for coordinator, _ in decisions)
-        return self.pool.ownership.misplaced() + undecided + archives
+        return self.pool.state.misplaced() + undecided + archives
 
     async def tombstones(self) -> dict[str, float]:
         """The digests of the subjects of which nothing is taken, each with the time at which that was asked for."""

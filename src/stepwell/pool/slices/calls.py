@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepwell.common.message_format import message
-from stepwell.pool.api.calls import CallBegun, Requests
+from stepwell.pool.api.producing import CallBegun, Requests
 from stepwell.pool.shard.operation import Operation, ShardRoute, TrajectoryOperation
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class BeginCall(Operation[None]):
         return self.call.prompt_uid
 
     def is_elsewhere(self, shard: "Shard") -> bool:
-        return shard.pool.ownership.is_elsewhere(self.call.trajectory_uid, self.call.prompt_uid)
+        return shard.pool.state.is_elsewhere(self.call.trajectory_uid, self.call.prompt_uid)
 
     def run(self, shard: "Shard") -> None:
         shard.attach(self.call.trajectory_uid, self.call.gateway)

@@ -68,7 +68,7 @@ class GiveReward(Operation[bool]):
         return self.reward.prompt_uid
 
     def is_elsewhere(self, shard: "Shard") -> bool:
-        return shard.pool.ownership.is_elsewhere(self.reward.trajectory_uid, self.reward.prompt_uid)
+        return shard.pool.state.is_elsewhere(self.reward.trajectory_uid, self.reward.prompt_uid)
 
     def run(self, shard: "Shard") -> bool:
         reward, pool = self.reward, shard.pool

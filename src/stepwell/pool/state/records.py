@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
 from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.sessions import user_of
 from stepwell.pool.api.watching import BY_A_PERSON, MARKS
-from stepwell.pool.state.packed_trajectory import TrajectoryPacker
-from stepwell.pool.state.stored_step import StoredStep
+from stepwell.pool.state.stored_step import StoredStep, TrajectoryPacker
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, Json, JsonObject
 from stepwell.steps.trainable import StepFilter
@@ -22,11 +21,7 @@ SLACK = 1.0
 EXPLANATION, STEP_DETAILS = "reward", "step_details"
 """In a trajectory's metadata: what explains its reward, and in it the evidence of its steps' rewards by identity."""
 STEP_ORDER = attrgetter("step_index", "started_at", "number")
-KeptReward: TypeAlias = tuple[str, float, str, str]
-"""The identity of its step, or OUTCOME; its value, source and notes."""
 OUTCOME = ""
-Mark: TypeAlias = tuple[str, str | None]
-"""A name of pool/state/mark_operations.py, and the reason that the step itself has for being untrainable."""
 A_GROUP, A_TRAJECTORY, A_STEP, A_PACKED_STEP = 700, 700, 900, 60
 """Bytes of memory that each takes besides the data of its steps. tests/unit/pool/shard/test_counted_bytes.py measures
 them."""
@@ -56,6 +51,27 @@ def json_bytes(fields: JsonObject) -> int:
         else:
             total += A_VALUE
     return total
+
+
+class KeptReward(NamedTuple):
+    identity: str
+    """That of its step, or OUTCOME."""
+    value: float
+    source: str
+    notes: str
+
+
+class Mark(NamedTuple):
+    name: str
+    """One of RANKS in pool/state/call_operations.py."""
+    own_reason: str | None
+    """Why the step itself is untrainable."""
+
+
+class LostCall(NamedTuple):
+    gateway: str
+    uid: str
+    """Empty if it is only known that there may be one."""
 
 
 class AskedCall(NamedTuple):
@@ -122,9 +138,8 @@ class Trajectory:
     gateways: tuple[str, ...] = ()
     """The gateways that may hold steps of it."""
     calls: OpenCalls | None = None
-    lost_calls: tuple[tuple[str, str], ...] = ()
-    """Calls whose steps are missing for good, as it seems: the gateway and the uid of each, which is empty if it is
-    only known that there may be one."""
+    lost_calls: tuple[LostCall, ...] = ()
+    """Calls whose steps are missing for good, as it seems."""
     rejected: str | None = None
     """Who rejected it while a trainer had it, and why. It is dropped when it returns."""
     kept_rewards: tuple[KeptReward, ...] = ()
@@ -295,8 +310,7 @@ class Trajectory:
 
     @property
     def extent(self) -> tuple[int, bool]:
-        """The number of its sound steps, and whether it is complete: what a worker that judges by step can know of
-        it."""
+        """Its sound steps, and whether it is complete: what a worker that judges by step can know of it."""
         return sum(step.quarantine is None for step in self.steps.values()), self.completed
 
     def has_its_rewards(self) -> bool:
@@ -360,7 +374,7 @@ class Group:
     given_up: int = 0
     """Places it once had and no longer waits for: their rollouts were rejected or split off, for example."""
     producer: str = ""
-    """Whose it is when the channel is full; empty if it is nobody's. See producer_shares.py."""
+    """Whose it is when the channel is full; empty if it is nobody's. See queues.py."""
     key: tuple[int, int] = field(init=False)
     """Its place in queues: age and number. Made once, because every index of the group has it."""
 
@@ -429,3 +443,8 @@ class Lease:
     is_prepared: bool = False
     """Its consumer is acknowledging a batch of several shards, or may have been before a restart: then the batch's
     coordinator knows how the lease ends."""
+
+
+def marks_of(trajectory: Trajectory) -> tuple[str, ...]:
+    marks = trajectory.metadata.get(MARKS)
+    return tuple(mark for mark in marks if isinstance(mark, str)) if isinstance(marks, list) else ()

@@ -8,7 +8,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.queues import PrioritySet
 from stepwell.pool.state.records import Trajectory
 
 RESTING, GIVEN_UP = "resting", "given up"
@@ -58,9 +58,6 @@ class RewardQueue:
 
     def resting(self) -> int:
         return len(self._named(RESTING, {uid for _, uid in self._resting}))
-
-    def has_lease(self, lease_uid: str) -> bool:
-        return lease_uid in self._leases
 
     def under(self, lease_uid: str) -> list[Trajectory]:
         """The trajectories that are still under the lease."""

@@ -1,19 +1,24 @@
-"""The pool's time series in two ring buffers: an hour in steps of 5 seconds, a day in steps of a minute.
+"""The pool's time series in two ring buffers, and what the versions of the policy earned.
+
+One buffer has an hour in steps of 5 seconds, the other a day in steps of a minute.
 
 - Steps and tokens are differences of the ledgers, taken when an interval ends: a step costs nothing here. Rewards and
   staleness are added once per trajectory, when it is acknowledged.
 - Intervals end at multiples of their length, so that those of several shards fit together. What happened between two
   messages belongs to the time of the first.
-- The series are kept in memory: a shard that restarts begins new ones.
+- All this is kept in memory: a shard that restarts begins anew. The journal keeps how many rewards there were, so their
+  reader learns how many it missed, and reads none twice.
 """
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from stepwell.pool.api.series import COARSE, EMPTY, FINE, Bucket, Interval, SeriesChunk, merge_consecutive
+from stepwell.pool.api.policy import VERSION_REWARDS_KEPT, RewardTally, VersionReward, tally_rewards
 from stepwell.pool.api.staleness import versions_behind
+from stepwell.pool.api.stats import COARSE, EMPTY, FINE, Bucket, Interval, SeriesChunk, merge_consecutive
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.ledger import Ledger
@@ -163,3 +168,43 @@ def _percentiles(rewards: Sequence[float]) -> tuple[float | None, float | None]:
     ordered = sorted(rewards)
     last = len(ordered) - 1
     return ordered[round(0.1 * last)], ordered[round(0.9 * last)]
+
+
+class VersionRewardLog:
+    def __init__(self, kept: int = VERSION_REWARDS_KEPT) -> None:
+        self.counts: dict[str, int] = {}
+        """All rewards that there ever were, by channel."""
+        self._kept = kept
+        self._rewards: dict[str, deque[VersionReward]] = {}
+
+    def recall(self, counts: Mapping[str, int]) -> None:
+        """After a restart."""
+        self.counts = dict(counts)
+
+    def add(self, channel: str, reward: VersionReward) -> None:
+        self.counts[channel] = self.counts.get(channel, 0) + 1
+        self._rewards.setdefault(channel, deque(maxlen=self._kept)).append(reward)
+
+    def drop_names(self, trajectory_uids: Collection[str]) -> None:
+        """The rewards stay, without the name of their trajectory."""
+        for channel, rewards in self._rewards.items():
+            if any(reward.trajectory_uid in trajectory_uids for reward in rewards):
+                kept = (replace(r, trajectory_uid="") if r.trajectory_uid in trajectory_uids else r for r in rewards)
+                self._rewards[channel] = deque(kept, maxlen=self._kept)
+
+    def end(self, channel: str) -> int:
+        """The position after the last reward."""
+        return self.counts.get(channel, 0)
+
+    def first(self, channel: str) -> int:
+        """The position of the first reward that is kept."""
+        return self.end(channel) - len(self._rewards.get(channel, ()))
+
+    def since(self, channel: str, position: int) -> list[VersionReward]:
+        """The rewards from that position on, as far as they are kept."""
+        skipped = max(0, position - self.first(channel))
+        return list(islice(self._rewards.get(channel, ()), skipped, None))
+
+    def tallies(self, channel: str) -> dict[int, RewardTally]:
+        """By version."""
+        return tally_rewards(self._rewards.get(channel, ()))

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.sessions import SESSION, session_id_of, user_of
 from stepwell.pool.api.watching import MARKS
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.queues import PrioritySet
 from stepwell.pool.state.records import Trajectory, json_bytes
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.step import CARRIED, JsonObject
+from stepwell.steps.step import JsonObject
 
-LINEAGE = [column.name for column in CARRIED].index("lineage")
-"""The place in StoredStep.carried."""
 RECORD_BYTES = 64 * 2**20
 """Of the metadata of all sessions that are remembered, also after their trajectories are gone."""
 OF_ONE_TRAJECTORY = (SESSION, ENDED_BY, MARKS)
@@ -89,7 +87,7 @@ class SessionIndex:
             self._record_bytes -= json_bytes(record.metadata)
 
     def _note_turn(self, trajectory: Trajectory, step: StoredStep) -> None:
-        replied = step.carried[LINEAGE].get("replied") if step.quarantine is None else None
+        replied = step.lineage.get("replied") if step.quarantine is None else None
         if replied is not None:
             turn = user_of(trajectory.metadata), replied
             self._turns[turn] = session_id_of(trajectory.group.prompt_uid)

@@ -16,7 +16,7 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import NO_BASE, Columns, PrefixLinks, join, join_masks, pack_values
 from stepwell.steps.layout import reward_carrier
 from stepwell.steps.returns import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
-from stepwell.steps.step import CARRIED, OF_STEP, OF_TRAJECTORY, BoolArray, FloatArray, Json, JsonObject
+from stepwell.steps.step import CARRIED, OF_STEP, OF_TRAJECTORY, BoolArray, FloatArray, JsonObject
 
 IsShipped: TypeAlias = Callable[[StoredStep], bool]
 TokenMask: TypeAlias = Callable[[StoredStep], BoolArray | None]
@@ -221,15 +221,11 @@ def _returns(rows: Sequence[ShippedRow]) -> list[float | None]:
 def _metadata(row: ShippedRow) -> JsonObject:
     common, own = row.trajectory.metadata, row.step.metadata
     explanation = common.get(EXPLANATION)
-    if isinstance(explanation, dict) and STEP_DETAILS in explanation:
-        return {**common, EXPLANATION: _explanation_of(row, explanation), **own}
+    if isinstance(explanation, dict) and STEP_DETAILS in explanation:  # not those of the other steps
+        shared = {name: value for name, value in explanation.items() if name != STEP_DETAILS}
+        details = row.trajectory.step_details.get(row.step.identity, {})
+        return {**common, EXPLANATION: {**shared, **details}, **own}
     return {**common, **own} if common else own
-
-
-def _explanation_of(row: ShippedRow, explanation: JsonObject) -> dict[str, Json]:
-    """What explains the trajectory's reward, and the step's own details; not those of the other steps."""
-    shared = {name: value for name, value in explanation.items() if name != STEP_DETAILS}
-    return {**shared, **row.trajectory.step_details.get(row.step.identity, {})}
 
 
 def _logprobs(step: StoredStep) -> FloatArray:

@@ -5,33 +5,29 @@ The helpers keep journal, change log, indexes, ledgers, time series and reward q
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.consent import RETENTION, may_keep
 from stepwell.pool.api.leasing import Settlement, Unit
-from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.plan import FIRST_REVISION, Layout, Limits
 from stepwell.pool.api.policy import DECISIONS_KEPT, PolicyDecision, Serving, VersionReward
-from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
+from stepwell.pool.api.sessions import RETENTION, may_keep
 from stepwell.pool.api.staleness import Present
 from stepwell.pool.api.stats import PoolStats, ScoringStats, SessionStats
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
-from stepwell.pool.state.change_log import ChangeLog
+from stepwell.pool.state.change_log import ChangeLog, note_of
 from stepwell.pool.state.channel_index import Channel, ChannelIndex
-from stepwell.pool.state.counters import Counters, dump_numbers
 from stepwell.pool.state.journal import StateJournal
-from stepwell.pool.state.ledger import Ledger
-from stepwell.pool.state.packed_trajectory import TrajectoryPacker
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.ledger import Counters, Ledger, dump_serving
+from stepwell.pool.state.queues import PrioritySet
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.reward_queue import RewardQueue
-from stepwell.pool.state.series import SeriesRecorder
+from stepwell.pool.state.series import SeriesRecorder, VersionRewardLog
 from stepwell.pool.state.session_index import SessionIndex
 from stepwell.pool.state.slice import Slice
-from stepwell.pool.state.snapshots import note_of
-from stepwell.pool.state.stored_step import StoredStep
+from stepwell.pool.state.stored_step import StoredStep, TrajectoryPacker
 from stepwell.pool.state.tombstones import Tombstones
-from stepwell.pool.state.version_rewards import VersionRewardLog
 from stepwell.steps.step import Step
 from stepwell.steps.trainable import NO_SOUND_STEP, StepFilter
 
@@ -124,6 +120,29 @@ class StateBase:
         """What the staleness of the channel's steps is counted from."""
         return Present(self.serving.version_of(channel), self.now)
 
+    def is_own(self, prompt_uid: str) -> bool:
+        """By the present layout, may this shard open groups of the prompt?"""
+        return self.layouts[-1].owner(prompt_uid) == self.shard
+
+    def is_elsewhere(self, trajectory_uid: str, prompt_uid: str, opens_in: str | None = None) -> bool:
+        """Must another shard be asked for this trajectory? `opens_in` is the channel in which it may be opened.
+
+        Clients ask the shards of former layouts first. So before a group of a prompt is opened by the present layout,
+        every shard that could have one of that prompt has said that nothing can join it there.
+        """
+        if len(self.layouts) < 2 or self.is_own(prompt_uid):
+            return False
+        if any(trajectory_uid in known for known in (self.trajectories, self.closed, self.history)):
+            return False
+        channel = None if opens_in is None else self.channels.get(opens_in)
+        return channel is None or channel.joinable(prompt_uid) is None
+
+    def misplaced(self) -> int:
+        """Groups that are here because of a former layout."""
+        queued = chain.from_iterable(channel.groups.values() for channel in self.channels.values())
+        leased = chain.from_iterable(lease.groups for lease in self.leases.values())
+        return sum(not self.is_own(group.prompt_uid) for group in chain(queued, leased))
+
     def holds(self, trajectory: Trajectory) -> bool:
         """A trajectory can be dropped while single steps of it are under lease."""
         return self.trajectories.get(trajectory.uid) is trajectory
@@ -148,9 +167,6 @@ class StateBase:
     @property
     def reward_leases(self) -> Collection[str]:
         return self._rewards.leases
-
-    def has_reward_lease(self, lease_uid: str) -> bool:
-        return self._rewards.has_lease(lease_uid)
 
     def under_reward_lease(self, lease_uid: str) -> list[Trajectory]:
         return self._rewards.under(lease_uid)
@@ -191,19 +207,22 @@ class StateBase:
     def snapshot(self) -> dict[str, Any]:
         """The numbers, in plain values; `recall` takes them back."""
         layouts = [(layout.revision, layout.shards) for layout in self.layouts]
-        numbers = dump_numbers(self.serving, self._counters, self._channels)
         return {
             "gateways": self.gateways,
             "layouts": layouts,
             "version_rewards": dict(self.version_rewards.counts),
             "has_retention": self.has_retention,
             "running_time": self.tombstones.running.marks,
-            **numbers,
+            "counters": self._counters.dump(),
+            "units": {name: channel.unit for name, channel in self._channels.items()},
+            "ledgers": {name: channel.ledger.dump() for name, channel in self._channels.items()},
+            **dump_serving(self.serving),
         }
 
     # -- how operations end --------------------------------------------------------------------------------------------
 
-    def _index(self, name: str) -> ChannelIndex:
+    def open_channel(self, name: str) -> ChannelIndex:
+        """The channel of that name, a new one if there is none."""
         if name not in self._channels:
             if len(self._channels) >= self.limits.max_channels:
                 raise BadRequest(f"channel {name!r} would be one too many: the pool has {len(self._channels)} already")
@@ -218,8 +237,7 @@ class StateBase:
             self.change_log.end(trajectory, TrajectoryState.TRAINED, last.cause if last else "")
         else:
             self.change_log.record(trajectory)
-            if self.limits.require_reward:
-                self._rewards.update(trajectory)
+            self._update_rewards(trajectory)
 
     def _regrouped(self, group: Group) -> None:
         """The end of every operation that may make a queued group ready, or no longer ready."""
@@ -243,11 +261,6 @@ class StateBase:
         if self.limits.require_reward:
             self._rewards.update(trajectory)
 
-    def _withdraw_rewards(self, group: Group) -> None:
-        if self.limits.require_reward:
-            for uid in group.trajectories:
-                self._rewards.withdraw(uid)
-
     def _enter(self, group: Group) -> None:
         """Into its channel's queue."""
         self._channels[group.channel].add(group)
@@ -259,7 +272,9 @@ class StateBase:
     def _leave(self, group: Group) -> None:
         """Out of its channel's queue."""
         self._channels[group.channel].remove(group)
-        self._withdraw_rewards(group)
+        if self.limits.require_reward:
+            for uid in group.trajectories:
+                self._rewards.withdraw(uid)
 
     def _join(self, group: Group, trajectory: Trajectory) -> None:
         trajectory.group = group

@@ -94,7 +94,7 @@ def names_of(trajectory_uid: str, prompt_uid: str) -> list[str]:
     return [trajectory_uid, prompt_uid] if session_id_of(prompt_uid) else [trajectory_uid]
 
 
-Mark: TypeAlias = tuple[float, float]
+ClockMark: TypeAlias = tuple[float, float]
 """A moment of the wall clock, and the pool time of it."""
 APART = 60.0
 """Seconds by which they may differ until a mark is made."""
@@ -110,9 +110,9 @@ class RunningTime:
     """
 
     def __init__(self) -> None:
-        self.marks: list[Mark] = []
+        self.marks: list[ClockMark] = []
         """In the order in which they were made."""
-        self._now: Mark = (0.0, 0.0)
+        self._now: ClockMark = (0.0, 0.0)
 
     def advance(self, now: float, pool_time: float) -> None:
         self._now = (now, pool_time)

@@ -12,9 +12,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rig.builders import EasyPool, in_groups, make_step, new_folder
 from stepwell.errors import Conflict, PoolFull
-from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Order, Settlement, Unit
+from stepwell.pool.api.leasing import (
+    BatchRequest,
+    ExactFill,
+    LeasedGroups,
+    Order,
+    PreviewItem,
+    Settlement,
+    ShardPreview,
+    Unit,
+)
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
-from stepwell.pool.api.preview import PreviewItem, ShardPreview
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.api.watching import TrajectorySnapshot
