@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from stepwell.pool.api.producing import LAST_STEP, UNFINISHED_REWARD, EndResult
-from stepwell.pool.api.sessions import RESERVED_UIDS
+from stepwell.pool.api.sessions import CONSENT, RESERVED_UIDS, RETENTION
 from stepwell.steps.step import (
     ARRAY_KINDS,
     READERS,

@@ -14,7 +14,7 @@ import ray
 from rig.actors import actor, pid_of
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import reshard_pool, start_pool
