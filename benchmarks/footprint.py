@@ -34,8 +34,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.link import RayLink
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array
 from tests.rig.asked import asked

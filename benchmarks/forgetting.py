@@ -23,8 +23,7 @@ from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.forgetting import Forget
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked

@@ -27,10 +27,10 @@ from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_backends import journal_backend
-from stepwell.pool.shard.journal_header import JournalIdentity
+from stepwell.pool.shard.journal_store import JournalIdentity
+from stepwell.pool.shard.placement import journal_backend
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
-from stepwell.pool.slices.steps import AddGroups
+from stepwell.pool.slices.producing import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step
 from tests.rig.asked import asked, trained

@@ -16,7 +16,7 @@ from benchmarks.survival.cluster import POOL, SurvivalCluster, logs_of_failure, 
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.journal_header import JournalIdentity
+from stepwell.pool.shard.journal_store import JournalIdentity
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from tests.rig.network_namespace import NetworkNamespace, network_namespace
 from tests.rig.ray_node_process import ray_node_process

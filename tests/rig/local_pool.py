@@ -16,7 +16,7 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.pool.client.shards import PART_TIMEOUT
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddGroups, AddSteps
+from stepwell.pool.slices.producing import AddGroups, AddSteps
 from stepwell.steps.step import Exactness, Step
 from tests.builders import EasyPool
 

@@ -4,7 +4,7 @@ import asyncio
 
 from stepwell.pool.api.news import UNSEEN, flush_topic
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.calls import TakeRequests
+from stepwell.pool.slices.producing import TakeRequests
 from tests.rig.asked import asked
 
 

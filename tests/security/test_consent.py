@@ -10,8 +10,7 @@ from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
 from stepwell.wire.gateway_api import InitTrajectory

@@ -19,8 +19,8 @@ import msgpack
 import pytest
 
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.client.link import GREETING, NONCE_BYTES, proof_of, read_secrets
 from stepwell.pool.client.link_messages import HEADER, SIZE, LinkCall
-from stepwell.pool.client.network_link import GREETING, NONCE_BYTES, proof_of, read_secrets
 from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, gateway_process, served_process

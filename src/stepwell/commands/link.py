@@ -40,7 +40,7 @@ class LinkSettings(PoolSection, env_prefix="STEPWELL_LINK_"):
 
 def run_link(settings: LinkSettings) -> None:
     """Runs the link until a signal ends it, also while Ray is away. Its clients repeat what is under way then."""
-    from stepwell.pool.client.network_link import read_secrets
+    from stepwell.pool.client.link import read_secrets
 
     check_certificate(settings.tls_cert, settings.tls_key)
     read_secrets(settings.secret_file)
@@ -49,7 +49,7 @@ def run_link(settings: LinkSettings) -> None:
 
 async def _run(settings: LinkSettings) -> None:
     from stepwell.pool.client.link import RayLink
-    from stepwell.pool.client.link_listener import NetworkTerms
+    from stepwell.pool.client.link_process import NetworkTerms
 
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -146,7 +146,7 @@ def run_pool(settings: PoolSettings) -> None:
 
 async def _keep_pool(settings: PoolSettings) -> None:
     from stepwell.pool.client.link import RayLink
-    from stepwell.pool.client.pool_keeper import keep_pool
+    from stepwell.pool.shard.resharding import keep_pool
 
     link = RayLink(settings.ray_address, settings.ray_namespace)
     link.start()

@@ -16,7 +16,7 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import batch_of
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
-from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import pack
 from tests.builders import make_step, same_step
 from tests.integration.pool.conftest import started

@@ -19,7 +19,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.network_link import NetworkLink
+from stepwell.pool.client.link import NetworkLink
 from stepwell.pool.shard.actor import start_pool
 from tests.integration.dashboard.client import BEARER, KEY, eventually, get, known
 from tests.rig.gateways import served_process

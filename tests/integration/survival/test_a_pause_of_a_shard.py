@@ -11,7 +11,7 @@ import aiohttp
 
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import GatheringTransport
+from stepwell.pool.client.link_messages import GatheringTransport
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.gateway_roster import GAP
 from stepwell.pool.shard.ray_transport import RayTransport

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import GatheringTransport
+from stepwell.pool.client.link_messages import GatheringTransport
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool, LocalTransport

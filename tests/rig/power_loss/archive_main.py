@@ -14,8 +14,7 @@ from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked, trained

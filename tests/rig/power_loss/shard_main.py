@@ -8,7 +8,7 @@ from stepwell.pool.api.plan import JournalSync, PoolPlan
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked

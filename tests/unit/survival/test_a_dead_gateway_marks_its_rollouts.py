@@ -10,9 +10,7 @@ from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.gateway_roster import HEARTBEAT
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.calls import BeginCall, EndCall, TellCalls
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, BeginCall, Complete, EndCall, Register, TellCalls
 from stepwell.steps.columns import pack
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step_filter import INCOMPLETE, UNSEEN

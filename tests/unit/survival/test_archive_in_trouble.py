@@ -17,8 +17,7 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_TRAJECTORY
 from stepwell.steps.columns import pack
 from tests.builders import make_step

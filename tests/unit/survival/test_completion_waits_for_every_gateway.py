@@ -18,9 +18,15 @@ from stepwell.pool.api.producing import (
 from stepwell.pool.shard.gateway_roster import BUSY, HEARTBEAT, IDLE_PAUSE, LONGEST_RETURN, SHOW_PAUSE
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.calls import TakeRequests, TellCalls
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import ChannelIfOpen, Complete, Register
+from stepwell.pool.slices.producing import (
+    AddSteps,
+    ChannelIfOpen,
+    Complete,
+    GiveReward,
+    Register,
+    TakeRequests,
+    TellCalls,
+)
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked

@@ -13,8 +13,7 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import ReadAudit
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked

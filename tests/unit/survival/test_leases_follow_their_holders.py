@@ -18,8 +18,7 @@ from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.steps.columns import pack
 from tests.builders import make_step

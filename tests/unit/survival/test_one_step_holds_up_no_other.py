@@ -8,7 +8,7 @@ from typing import Any
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.shard_layout import Layout
-from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import Columns
 from tests.builders import make_step
 from tests.rig.local_pool import LocalPool, LocalTransport

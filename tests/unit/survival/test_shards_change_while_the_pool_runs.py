@@ -20,8 +20,7 @@ from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import Curation, CurationAction
-from stepwell.pool.slices.steps import AddGroups, AddSteps
-from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
+from stepwell.pool.slices.producing import AddGroups, AddSteps, ChannelIfOpen, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_group, make_step
 from tests.rig.asked import asked, trained

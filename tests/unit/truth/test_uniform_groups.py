@@ -7,8 +7,7 @@ import pytest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.steps.columns import pack
 from tests.builders import EasyPool, make_step
 from tests.rig.asked import asked, trained

@@ -28,12 +28,10 @@ from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan, bounded_limits
 from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.cluster_watch import wait_until_head_loses_state
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_backends import find_journals, journal_backend
-from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
-from stepwell.pool.shard.placement import place_shards
-from stepwell.pool.shard.ray_transport import RayTransport
+from stepwell.pool.shard.journal_store import JournalHeader, JournalIdentity
+from stepwell.pool.shard.placement import find_journals, journal_backend, place_shards
+from stepwell.pool.shard.ray_transport import RayTransport, wait_until_head_loses_state
 from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
 from stepwell.pool.slices.all import SLICES

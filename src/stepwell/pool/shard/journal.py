@@ -8,39 +8,28 @@
 - A row has a checksum of itself, keys included: a damaged row is noticed, and costs no other row.
 """
 
-import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
-from zlib import crc32
+from typing import Any
 
 import numpy as np
-import orjson
 
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.policy import PolicyDecision
-from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.shard.lineage import LineageRow, lineage_of
+from stepwell.pool.shard.archive_files import LateReward, LineageRow, lineage_of
+from stepwell.pool.shard.journal_store import PUT_META, JournalStore, Statement, checksum, dump_json, seal, unseal
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement
-from stepwell.steps.schema import CARRIED, SCHEMA
+from stepwell.steps.schema import CARRIED
 from stepwell.steps.step_filter import StepFilter
 
-Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
-"""SQL, and the rows for which it is executed."""
-Wait: TypeAlias = Callable[[str], Awaitable[None]]
-"""Tells operators why work cannot go on now. Returns when it is to be tried again."""
-
-SCHEMA_VERSION = 7 + SCHEMA
-"""A new column of the steps raises it. The number is raised with every other change to a table, to the snapshot or to
-the fields below. A journal of another version is refused."""
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
     *("source", "given_up"),
@@ -57,60 +46,14 @@ CARRIED_NAMES = tuple(column.name for column in CARRIED)
 STEP_FIELDS = (*OWN_NAMES, *CARRIED_NAMES)
 own_values = attrgetter(*OWN_NAMES)
 FILTER_FIELDS = ("min_exactness", "untrainable", "models")
-SEALED = b"#"
-"""Begins a value with a checksum. No JSON begins with it."""
 PRUNE_INTERVAL = 1000
 POOL_TIME_INTERVAL = 5.0
 """Seconds. A killed shard may count so many of them again."""
-PUT_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 PUT_ROW = (
     "INSERT INTO slices (slice, key, info) VALUES (?, ?, ?) ON CONFLICT (slice, key) DO UPDATE SET info = excluded.info"
 )
 PUT_TOMBSTONE = "INSERT INTO tombstones VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET info = excluded.info"
-
-
-class JournalFailed(Exception):
-    """A commit failed, for example because the disk is full: the state in memory is ahead of the journal. Or the store
-    went away while it was read."""
-
-
-class JournalDamaged(Exception):
-    """Some rows cannot be read."""
-
-
-class JournalStore(Protocol):
-    """Where the rows are. There is one writer; one that another process has replaced can commit no more."""
-
-    name: str
-    """For messages: the path of a file, for example."""
-    torn_frames: int
-    """Frames at the end of the log that belong to no committed transaction. Nothing in them was acknowledged."""
-
-    written_at: float | None
-    """Wall-clock time of the last change before it was opened; None if it was empty."""
-
-    def commit(self, statements: Iterable[Statement]) -> None:
-        """All or nothing. JournalFailed if that is not certain: then nothing more may be written."""
-
-    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """JournalDamaged if they cannot be read, or not all of them; JournalFailed if that may be different later."""
-
-    def table(self, name: str, columns: str) -> Iterator[tuple[Any, ...] | None]:
-        """Its rows in the order of its key, which is the first column. None stands for rows that cannot be read."""
-
-    def free_bytes(self) -> float:
-        """How much more can be written; infinite if that is not known."""
-
-    def rewrite(self, statements: Iterable[Statement]) -> str:
-        """Set what is damaged aside and write these rows to a new store, all or nothing. Returns the name of the old
-        one."""
-
-    async def scrub(self, wait: Wait) -> list[str]:
-        """Remove what deleted rows have left in files, and what was set aside as damaged. Returns the names of that.
-        Commits go on meanwhile. JournalFailed if it is not certain; it may be tried again."""
-
-    def close(self) -> None: ...
 
 
 class ShardJournal(StateJournal):
@@ -356,30 +299,6 @@ class ShardJournal(StateJournal):
         yield from self._other
 
 
-def checksum(*parts: bytes | memoryview | None, keys: tuple[Any, ...] = ()) -> int:
-    """Detects a flipped bit in a row, which SQLite does not."""
-    value = crc32(repr(keys).encode()) if keys else 0
-    for part in parts:
-        if part is not None:
-            value = crc32(part, value)
-    return value
-
-
-def seal(value: object, *keys: object) -> bytes:
-    """JSON, and before it a checksum of it and of the other columns of its row."""
-    text = _dump(value)
-    return b"%c%08x%s" % (SEALED, checksum(text, keys=keys), text)
-
-
-def unseal(sealed: bytes, *keys: object) -> Any:
-    """What `seal` wrote. ValueError if it is something else."""
-    if not isinstance(sealed, bytes):
-        raise ValueError(f"{type(sealed).__name__} in place of a value")
-    if sealed[:9] != b"%c%08x" % (SEALED, checksum(sealed[9:], keys=keys)):
-        raise ValueError(f"its checksum is wrong: {sealed[:100]!r}")
-    return load_json(sealed[9:])
-
-
 def _removed(pending: Mapping[int, object]) -> list[tuple[int]]:
     return [(number,) for number, kept in pending.items() if kept is None]
 
@@ -391,7 +310,7 @@ def _step_row(trajectory: int, step: StoredStep, placement: Placement | None) ->
         None if step.logprobs is None else step.logprobs.data,
         None if step.mask is None else step.mask.view(np.uint8).data,
     )
-    info = _dump((*own_values(step), *step.carried))
+    info = dump_json((*own_values(step), *step.carried))
     keys, (*state, state_checksum) = (step.number, trajectory, base, shared), _sealed_state(step)
     return (*keys, info, *state, *blobs, checksum(info, *blobs, keys=keys), state_checksum)
 
@@ -405,18 +324,3 @@ def _sealed_state(step: StoredStep) -> tuple[float | None, str, int, str | None,
 
 def _info(of: Group | Trajectory | StepFilter, names: Iterable[str], *keys: object) -> bytes:
     return seal([getattr(of, name) for name in names], *keys)
-
-
-def _dump(value: object) -> bytes:
-    try:
-        return orjson.dumps(value)
-    except TypeError:  # an integer beyond 64 bits, say
-        return json.dumps(value).encode()
-
-
-def load_json(value: bytes) -> Any:
-    """What `_dump` wrote. ValueError if it is something else."""
-    try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:  # half of a surrogate pair, say
-        return json.loads(value)

@@ -13,7 +13,7 @@ from typing import Any
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import ReadyCounts
 from stepwell.pool.api.news import CHANGES, PLAN, SERVING, SYNC, UNSCORED, News, NewsItem, Revision, Seen, ready_topic
-from stepwell.pool.shard.engine_reports import EngineReports
+from stepwell.pool.shard.gateway_roster import EngineReports
 from stepwell.pool.shard.transactions import ShardTransactions
 
 

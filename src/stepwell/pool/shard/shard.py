@@ -10,9 +10,8 @@ from stepwell.pool.api.news import flush_topic
 from stepwell.pool.api.policy import Serving
 from stepwell.pool.api.producing import FlushNeeded, RewardGiven
 from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.shard.engine_reports import EngineReports
-from stepwell.pool.shard.gateway_roster import HEARTBEAT, GatewayRoster
-from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.shard.archive_files import LateReward
+from stepwell.pool.shard.gateway_roster import HEARTBEAT, EngineReports, GatewayRoster
 from stepwell.pool.shard.news_board import ShardNews
 from stepwell.pool.shard.transactions import ShardTransactions
 

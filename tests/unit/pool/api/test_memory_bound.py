@@ -1,8 +1,7 @@
 from stepwell.pool.api.plan import Limits, PoolPlan, bounded_limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked

@@ -13,7 +13,7 @@ from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute, TrajectoryOperation
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.policy import PauseChannel
-from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
+from stepwell.pool.slices.producing import ChannelIfOpen, Register
 from tests.rig.local_pool import LocalPool
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
 

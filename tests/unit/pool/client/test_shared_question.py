@@ -12,7 +12,7 @@ from stepwell.pool.api.news import SERVING, SYNC, UNSCORED, UNSEEN, Revision, fl
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import GatheringTransport
+from stepwell.pool.client.link_messages import GatheringTransport
 from stepwell.pool.shard.service import ShardService
 from tests.builders import make_step
 from tests.rig.asked import called

@@ -15,8 +15,7 @@ import pytest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, ids_array, logprobs_array
 from tests.rig.asked import asked

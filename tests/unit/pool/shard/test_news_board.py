@@ -9,7 +9,7 @@ from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.news import PLAN, SERVING, SYNC, UNSCORED, UNSEEN, Revision, Seen, ready_topic
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.shard.engine_reports import ANNOUNCED_FOR
+from stepwell.pool.shard.gateway_roster import ANNOUNCED_FOR
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.policy import AnnounceSync
 from tests.builders import make_step

@@ -10,9 +10,8 @@ from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.producing import AddSteps, ChannelIfOpen
 from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import ChannelIfOpen
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked
