@@ -32,11 +32,11 @@ from benchmarks.report import report
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.watching import Changes
-from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.slices.producing import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array

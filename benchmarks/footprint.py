@@ -34,6 +34,8 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.link import RayLink
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array
@@ -78,7 +80,7 @@ def resident(pid: int | str = "self") -> int:
 
 async def hold(trajectories: int, turns: int) -> int:
     """The bytes that a shard grows by."""
-    shard = ShardService(PoolPlan(), "data_pool")
+    shard = ShardService(Shard(PoolPlan(), "data_pool", slices=SLICES))
     await _open(shard, 100, turns, "warm-up")
     before = resident()
     await _open(shard, trajectories, turns, "t")

@@ -30,9 +30,9 @@ import ray
 from benchmarks.pool_operations import measure_operations
 from benchmarks.pool_rules import measure_depths
 from benchmarks.report import report
+from stepwell.pool.actors import MAX_CONCURRENT_CALLS, ShardActor
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
-from stepwell.pool.shard.actor import MAX_CONCURRENT_CALLS, ShardActor
 from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, logprobs_array

@@ -33,9 +33,9 @@ from benchmarks.gateway_rig.ours import POOL, our_gateway
 from benchmarks.gateway_rig.processes import LoadProcess, module, serving
 from benchmarks.gateway_rig.rounds import UNSTREAMED, Course
 from benchmarks.report import report
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.loading import load
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.sample import Sample, sample_of

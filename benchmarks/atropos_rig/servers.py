@@ -13,8 +13,8 @@ import ray
 from benchmarks.atropos_rig.clients import JSON, Client
 from benchmarks.atropos_rig.processes import cpu_ms, memory_bytes
 from benchmarks.gateway_rig.processes import Server, serving
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.atropos import atropos_python
 
 POOL = "data_pool"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.atropos import GROUPS, QUEUE_LIMIT, Consumed, atropos_server, consume
 from tests.rig.atropos.server import atropos_process
 from tests.rig.ray_cluster import RayCluster

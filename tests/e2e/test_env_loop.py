@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.atropos.server import TRAINER, atropos_process
 from tests.rig.gateways import gateway_process
 from tests.rig.ray_cluster import RayCluster

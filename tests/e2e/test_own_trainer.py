@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.calls import get
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.vllm_server import VllmServer

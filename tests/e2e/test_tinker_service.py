@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.demo.model import write_model
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.feed import read_state
 from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
 from tests.e2e.two_tenants import new_model

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.calls import get
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.ray_nodes import joined_node

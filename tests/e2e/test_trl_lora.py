@@ -8,10 +8,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.tiny_model import make_tiny_model

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.ray_cluster import RayCluster
 from tests.rig.trainers.process import answer_of, start_program
 from tests.unit.trainers.models import one_turn

@@ -14,10 +14,10 @@ import pytest
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.examples.folders import EXAMPLES, shell_block
 from tests.rig import ray_cluster as ray_settings
 from tests.rig.fake_engine import FakeEngine

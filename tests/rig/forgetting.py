@@ -26,6 +26,8 @@ from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_store import JournalIdentity
 from stepwell.pool.shard.placement import journal_backend
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import Curate, Curation, CurationAction
 from stepwell.pool.slices.forgetting import Forget, ForgetOverdue
 from stepwell.pool.slices.forgetting_work import Forgetting
@@ -75,7 +77,9 @@ def open_shard(
     monotonic: Callable[[], float] = time.monotonic,
 ) -> tuple[ShardService, ParquetArchive]:
     files = ParquetArchive(archive, PLAN.name, journal)
-    return ShardService(plan, PLAN.name, journal=journal, archive=files, clock=clock, monotonic=monotonic), files
+    return ShardService(
+        Shard(plan, PLAN.name, journal=journal, archive=files, clock=clock, monotonic=monotonic, slices=SLICES)
+    ), files
 
 
 def step_of(user: str, place: str, uid: str = "1", **fields: object) -> Step:

@@ -18,10 +18,10 @@ import httpx
 import msgpack
 import pytest
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client.link import GREETING, NONCE_BYTES, proof_of, read_secrets
 from stepwell.pool.client.link_messages import HEADER, SIZE, LinkCall
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port, gateway_process, served_process
 from tests.rig.network_links import ServedLink, served_link

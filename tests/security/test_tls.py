@@ -18,8 +18,8 @@ import pytest
 
 from stepwell.common.listening import check_certificate
 from stepwell.errors import BadRequest
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.atropos.server import TRAINER
 from tests.rig.certificates import Certificate, make_certificate
 from tests.rig.fake_engine import FakeEngine

@@ -15,9 +15,9 @@ import pytest
 from stepwell.agents.flow import AgentFlow
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutResult, RolloutStatus
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool

@@ -20,8 +20,8 @@ from stepwell.envs.loop import lifecycle
 from stepwell.envs.loop.progress import EnvProgress
 from stepwell.envs.output.html_page import group_html
 from stepwell.envs.servers import ServerManager
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.actor import start_pool
 from stepwell.wire.atropos_calls import EnvRegistration
 from tests.rig.atropos.calling import AtroposClient, Group, calling, make_group
 from tests.rig.atropos.server import atropos_process, serve_atropos

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_group
 from tests.integration.dashboard.client import BEARER, KEY, curate, eventually, get, known
 from tests.rig.gateways import served_process

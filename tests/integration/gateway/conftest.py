@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import GatewayProcess, gateway_process
 from tests.rig.ray_cluster import RayCluster

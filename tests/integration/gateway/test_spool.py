@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from stepwell.gateway.recording.spool import Spool
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.conftest import StartGateway
 from tests.rig.actors import pid_of
 from tests.rig.fake_engine import FakeEngine

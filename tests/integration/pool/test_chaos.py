@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.chaos_pool import run_chaos
 from stepwell.errors import FetchTimeout
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
 from tests.rig.ray_cluster import RayCluster
 

@@ -9,12 +9,12 @@ import pytest
 import ray
 
 from stepwell.errors import BadRequest, Conflict, PoolUnavailable, UnknownTrajectory
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import batch_of
-from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import pack

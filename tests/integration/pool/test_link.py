@@ -14,13 +14,13 @@ import pytest
 import ray
 
 from stepwell.errors import PoolUnavailable, RayUnreachable, UnknownTrajectory
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink, SharedLink
-from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
 from tests.rig.actors import pid_of
 from tests.rig.gateways import free_port

@@ -14,13 +14,13 @@ import httpx
 import pytest
 
 from stepwell.errors import BadRequest
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import NetworkLink
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.dashboard.client import BEARER, KEY, eventually, get, known
 from tests.rig.gateways import served_process
 from tests.rig.network_links import ServedLink, make_link_files, served_link

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.actors import actor, node_of
 from tests.rig.ray_nodes import joined_node
 

@@ -10,10 +10,10 @@ import pytest
 import ray
 
 from stepwell.errors import FetchTimeout, PoolUnavailable
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.builders import make_step
 from tests.integration.pool.conftest import started
 from tests.rig.actors import pid_of

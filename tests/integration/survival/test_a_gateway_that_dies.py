@@ -16,9 +16,9 @@ from benchmarks.survival.breaking_proxy import text_of
 from benchmarks.survival.dead_gateways import INCOMPLETE
 from benchmarks.survival.text_trainer import texts_of
 from stepwell.errors import FetchTimeout
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.test_spool import spooled
 from tests.rig.actors import pid_of
 from tests.rig.fake_engine import FakeEngine, Faults

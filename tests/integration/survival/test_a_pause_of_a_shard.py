@@ -9,10 +9,10 @@ from typing import Any
 
 import aiohttp
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link_messages import GatheringTransport
-from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.gateway_roster import GAP
 from stepwell.pool.shard.ray_transport import RayTransport
 from tests.rig.actors import pid_of

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from stepwell.engines.routing import SessionSplit
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.agent import Agent, agent_of
 from tests.rig.actors import pid_of, wait_until_back
 from tests.rig.fake_engine import FakeEngine

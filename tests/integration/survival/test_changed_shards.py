@@ -11,11 +11,11 @@ from pathlib import Path
 
 import ray
 
+from stepwell.pool.actors import reshard_pool, start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import reshard_pool, start_pool
 from tests.builders import make_step
 from tests.integration.pool.conftest import started
 from tests.rig.actors import actor, pid_of
@@ -28,7 +28,7 @@ IN_FLIGHT = 6
 RESHARDER = """
 import os, signal, sys
 from stepwell.pool.client.ray_cluster import join_ray
-from stepwell.pool.shard import actor
+from stepwell.pool import actors as actor
 
 address, namespace, shards, moment = sys.argv[1:]
 made = []

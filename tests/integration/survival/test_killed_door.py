@@ -7,9 +7,9 @@ from pathlib import Path
 
 import httpx
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.actors import pid_of
 from tests.rig.atropos.server import atropos_process, scored_group
 from tests.rig.ray_cluster import RayCluster

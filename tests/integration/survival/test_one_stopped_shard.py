@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.rig.actors import pid_of
 
 T = TypeVar("T")

@@ -9,7 +9,9 @@ from stepwell.pool.api.plan import Limits, OnIncomplete, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.gateway_roster import HEARTBEAT
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.producing import AddSteps, BeginCall, Complete, EndCall, Register, TellCalls
 from stepwell.steps.columns import pack
 from stepwell.steps.soundness import fault_kind
@@ -33,7 +35,9 @@ def clock() -> PoolClock:
 
 def start(clock: PoolClock, limits: Limits | None = None, journal: SqliteJournal | None = None) -> ShardService:
     plan = PoolPlan(limits=limits or Limits())
-    return ShardService(plan, "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01)
+    return ShardService(
+        Shard(plan, "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01, slices=SLICES)
+    )
 
 
 @pytest.fixture

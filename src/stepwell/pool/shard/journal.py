@@ -6,8 +6,11 @@
 - Nothing but `commit`, `commit_rows` and `rewrite` writes, so only they fail when the disk does.
 - The statements are SQL that SQLite and PostgreSQL both understand, with `?` for a value.
 - A row has a checksum of itself, keys included: a damaged row is noticed, and costs no other row.
+- There is one commit for all calls that are under way at the same time: one that waits for the disk stays cheap.
 """
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.shard.archive_files import LateReward, LineageRow, lineage_of
@@ -30,6 +34,9 @@ from stepwell.steps.prefix_tree import Placement
 from stepwell.steps.schema import CARRIED
 from stepwell.steps.step_filter import StepFilter
 
+log = logging.getLogger("stepwell.pool")
+
+MIB = 2**20
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
     *("source", "given_up"),
@@ -324,3 +331,62 @@ def _sealed_state(step: StoredStep) -> tuple[float | None, str, int, str | None,
 
 def _info(of: Group | Trajectory | StepFilter, names: Iterable[str], *keys: object) -> bytes:
     return seal([getattr(of, name) for name in names], *keys)
+
+
+class DiskFloor:
+    def __init__(self, min_free: int, free_bytes: Callable[[], float], *, shard: str, place: str) -> None:
+        """`place` is what is nearly full."""
+        self._min_free = min_free
+        self._free_bytes = free_bytes
+        self._shard = shard
+        self._place = place
+        self._said = False
+
+    def shortage(self) -> str | None:
+        """Why no new data is taken, and what to do; None if there is room. The log has it once."""
+        free = self._free_bytes()
+        if free >= self._min_free:
+            self._said = False
+            return None
+        text = (
+            f"shard {self._shard} takes no new data: the disk of {self._place} has {free / MIB:.1f} MiB free, and "
+            f"--min-free-bytes is {self._min_free / MIB:g} MiB. Free some space there, or let trainers take what the "
+            "pool holds; steps wait in the gateways meanwhile"
+        )
+        if not self._said:
+            self._said = True
+            log.error("%s", text)
+        return text
+
+
+class GroupCommit:
+    def __init__(self, commit: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
+        """After a failure it is not known what the journal has: nothing is committed any more."""
+        self._commit = commit
+        self._on_failure = on_failure
+        self._waiting: list[asyncio.Future[None]] = []
+        self._failure: Exception | None = None
+
+    async def committed(self) -> None:
+        """Return when all changes so far are committed."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._commit_all)  # after all calls that can run now
+        self._waiting.append(done)
+        await done
+
+    def _commit_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if self._failure is None:
+            try:
+                self._commit()
+            except Exception as failure:  # noqa: BLE001 - whatever it is, memory and journal differ from now on
+                self._failure = failure
+                self._on_failure(failure)
+        for done in waiting:
+            if not done.done():  # a call that was cancelled
+                if self._failure is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(PoolUnavailable(f"the journal failed: {self._failure}"))

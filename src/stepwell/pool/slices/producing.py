@@ -153,7 +153,7 @@ class Register(Operation[None]):
         return shard.pool.ingest.is_elsewhere(self.registration)
 
     def run(self, shard: "Shard") -> None:
-        shard.transactions.check_room()
+        shard.check_room()
         shard.pool.ingest.register(self.registration)
         shard.attach(self.registration.trajectory_uid, self.registration.gateway)
 
@@ -249,7 +249,7 @@ class AddSteps(Operation[list[SubmitVerdict]]):
         return self.steps.added.nbytes + self.steps.logprobs.nbytes + self.steps.mask.nbytes
 
     def run(self, shard: "Shard") -> list[SubmitVerdict]:
-        shard.transactions.check_room()
+        shard.check_room()
         return shard.pool.ingest.submit(self.steps, channel=self.channel, group_size=self.group_size)
 
 
@@ -268,7 +268,7 @@ class AddGroups(Operation[list[SubmitVerdict]]):
         return self.steps.added.nbytes + self.steps.logprobs.nbytes + self.steps.mask.nbytes
 
     def run(self, shard: "Shard") -> list[SubmitVerdict]:
-        shard.transactions.check_room()
+        shard.check_room()
         return shard.pool.ingest.submit_groups(self.steps, self.registrations)
 
 

@@ -29,7 +29,7 @@ class TakeUnscored(Operation[Columns | None]):
     route = ShardRoute.NAMED
 
     def run(self, shard: "Shard") -> Columns | None:
-        expires_at = shard.transactions.pool_time() + self.lease
+        expires_at = shard.pool_time() + self.lease
         return shard.pool.rewards_due.take(self.count, self.lease_uid, expires_at, by_step=self.by_step)
 
 

@@ -27,7 +27,7 @@ class PlaceSession(Operation[SessionPlace | None]):
 
     def run(self, shard: "Shard") -> SessionPlace | None:
         if self.call.opens:
-            shard.transactions.check_room()
+            shard.check_room()
         place = shard.pool.sessions.place(self.call)
         if place is not None and self.call.opens:
             shard.attach(place.trajectory_uid, self.call.gateway)

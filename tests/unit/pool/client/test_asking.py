@@ -39,7 +39,7 @@ class CountOpen(MergedOperation[int, tuple[int, tuple[str, ...]]]):
 @dataclass(frozen=True, slots=True)
 class NameShard(TrajectoryOperation[str]):
     def run(self, shard: Shard) -> str:
-        return shard.transactions.name
+        return shard.name
 
 
 @message

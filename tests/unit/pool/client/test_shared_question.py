@@ -14,6 +14,8 @@ from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link_messages import GatheringTransport
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 from tests.builders import make_step
 from tests.rig.asked import called
 from tests.rig.local_pool import LocalPool
@@ -144,8 +146,8 @@ async def test_all_who_wait_hear_that_the_shard_is_away_and_of_the_one_that_foll
     await settle(counted)
     waits = [asyncio.create_task(client.shards.wait_news(FIRST, await seen(client, SYNC))) for client in clients]
     await settle(counted)
-    pool.transport.services[FIRST] = ShardService(pool.plan, FIRST, recheck_interval=0.01)
-    shard._transactions._refusal = "killed"
+    pool.transport.services[FIRST] = ShardService(Shard(pool.plan, FIRST, recheck_interval=0.01, slices=SLICES))
+    shard.shard._refusal = "killed"
     for wait in waits:
         with pytest.raises(PoolUnavailable):
             await asyncio.wait_for(wait, 5)

@@ -34,6 +34,7 @@ from stepwell.pool.shard.placement import find_journals, journal_backend, place_
 from stepwell.pool.shard.ray_transport import RayTransport, wait_until_head_loses_state
 from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.state.slice import Slice
 
@@ -77,7 +78,7 @@ class ShardActor(ShardService):
                 raise
             refusal = f"shard {name} waits for its journal: {failure}"
             log.error("%s", refusal)
-            super().__init__(plan, name, refusal=refusal)
+            super().__init__(Shard(plan, name, slices=(), refusal=refusal))
             Thread(target=_end_when_opened, args=(open_journal,), name="await-journal", daemon=True).start()
         Thread(target=_end_if_lost, args=(name,), name="cluster-watch", daemon=True).start()
         if name == plan.name:
@@ -96,14 +97,14 @@ class ShardActor(ShardService):
         limits = bounded_limits(replace(plan, shards=shards), usable_memory(machine_memory()))
         log.info("shard %s holds at most %s bytes in a channel", name, limits.max_bytes)
         if open_journal is None:
-            super().__init__(plan, name, slices=slices, limits=limits, ask_decision=ask)
+            super().__init__(Shard(plan, name, slices=slices, limits=limits, ask_decision=ask))
             return
         journal = open_journal()
         try:
             archive = None
             if plan.archive is not None:
                 archive = ParquetArchive(plan.archive, name, journal, max_bytes=plan.limits.max_bytes)
-            super().__init__(
+            shard = Shard(
                 plan,
                 name,
                 slices=slices,
@@ -116,6 +117,7 @@ class ShardActor(ShardService):
         except Exception:
             journal.store.close()
             raise
+        super().__init__(shard)
 
 
 async def _ask_decision(peers: RayTransport, shard: str, decision_uid: str) -> Settlement:
