@@ -31,8 +31,7 @@ from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import Curate, Curation, CurationAction
 from stepwell.pool.slices.forgetting import Forget, ForgetOverdue
 from stepwell.pool.slices.forgetting_work import Forgetting
-from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward
-from stepwell.pool.slices.sessions import PlaceSession
+from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward, PlaceSession
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Json, Step
 from tests.builders import make_step

@@ -18,8 +18,7 @@ from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import Forget
-from stepwell.pool.slices.producing import AddSteps, GiveReward
-from stepwell.pool.slices.sessions import PlaceSession
+from stepwell.pool.slices.producing import AddSteps, GiveReward, PlaceSession
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
 from tests.builders import make_step

@@ -24,7 +24,7 @@ from stepwell.pool.api.leasing import Settlement, batch_of_lease, decision_of, i
 from stepwell.pool.api.news import UNSCORED, UNSEEN, Revision
 from stepwell.pool.api.scoring import Judgement
 from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
-from stepwell.pool.slices.scoring import GiveJudgements, TakeUnscored
+from stepwell.pool.slices.producing import GiveJudgements, TakeUnscored
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Step
 

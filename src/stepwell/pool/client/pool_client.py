@@ -64,14 +64,15 @@ from stepwell.pool.slices.producing import (
     ChannelOf,
     Complete,
     EndCall,
+    FindSession,
     FindStepExtras,
     FindTurns,
     GiveReward,
     MarkUnseen,
     MoveTrajectory,
+    PlaceSession,
     Register,
 )
-from stepwell.pool.slices.sessions import FindSession, PlaceSession
 from stepwell.pool.slices.watching import ReadSeries
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import JsonObject, Step

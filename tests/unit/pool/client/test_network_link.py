@@ -32,9 +32,7 @@ from stepwell.pool.client.link_process import MOST_STRANGERS, NETWORK_CALLS, Lin
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.policy import AnnounceSync, Decide, ReadVersionRewards, ReportEngines
-from stepwell.pool.slices.producing import Register
-from stepwell.pool.slices.scoring import TakeUnscored
-from stepwell.pool.slices.sessions import FindSession
+from stepwell.pool.slices.producing import FindSession, Register, TakeUnscored
 from stepwell.pool.slices.watching import ReadSeries
 from tests.rig.certificates import make_certificate
 from tests.rig.network_links import LinkFiles, make_link_files

@@ -26,8 +26,7 @@ from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import Curate, Curation, CurationAction, CurationOutcome
 from stepwell.pool.slices.policy import ChangeEngines
-from stepwell.pool.slices.producing import Abort, AddSteps, ChannelIfOpen, Complete, GiveReward, Register
-from stepwell.pool.slices.scoring import TakeUnscored
+from stepwell.pool.slices.producing import Abort, AddSteps, ChannelIfOpen, Complete, GiveReward, Register, TakeUnscored
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import ONE, asked, trained

@@ -12,9 +12,8 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.all import SLICES
-from stepwell.pool.slices.producing import AddSteps, ChannelIfOpen
-from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.watches import IdleSessions
+from stepwell.pool.slices.producing import AddSteps, ChannelIfOpen, PlaceSession
+from stepwell.pool.slices.silence import IdleSessions
 from stepwell.steps.columns import pack
 from tests.builders import make_step
 from tests.rig.asked import asked

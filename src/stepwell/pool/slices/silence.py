@@ -1,4 +1,4 @@
-"""What a shard ends by itself: the leases of holders that are silent, and sessions that are idle."""
+"""What a shard ends by itself when it hears nothing more: the leases of silent holders, and idle sessions."""
 
 import asyncio
 import logging
