@@ -376,13 +376,6 @@ async def _first_answers(calls: Iterable["asyncio.Future[T]"], timeout: float | 
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-class ShardClient:
-    """The base of what reaches the shards of one pool."""
-
-    def __init__(self, shards: ShardSet) -> None:
-        self.shards = shards
-
-
 class _BoundShard:
     """Turns `.method(args)` into a call. `ShardSet.at` gives it the type ShardService."""
 

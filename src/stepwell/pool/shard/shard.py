@@ -143,7 +143,22 @@ class NewsBoard:
 
 
 class Shard:
-    """What an operation finds where it runs."""
+    """What an operation finds where it runs.
+
+    `slices` are the features that have state in this shard. `limits` are those of this shard, where they are not the
+    plan's.
+
+    The pool is restored from the journal. `clock` gives wall-clock seconds. Leases and deadlines count `monotonic`
+    ones, and go on where they stood when the shard ended.
+
+    With a refusal, every call is answered with it: the journal cannot be used. `on_journal_failure` ends the process,
+    so that another one can start.
+
+    While somebody waits for news, it is looked for every `recheck_interval` seconds, because leases and deadlines end
+    by themselves. A lease whose holder sent no heartbeat for `heartbeat_timeout` seconds returns.
+
+    `ask_decision` asks another shard by its name for its decision over a batch of several shards.
+    """
 
     def __init__(
         self,
@@ -162,20 +177,6 @@ class Shard:
         on_journal_failure: Callable[[], None] = lambda: None,
         ask_decision: Callable[[str, str], Awaitable[Settlement]] | None = None,
     ) -> None:
-        """`slices` are the features that have state in this shard. `limits` are those of this shard, where they are
-        not the plan's.
-
-        The pool is restored from the journal. `clock` gives wall-clock seconds. Leases and deadlines count
-        `monotonic` ones, and go on where they stood when the shard ended.
-
-        With a refusal, every call is answered with it: the journal cannot be used. `on_journal_failure` ends the
-        process, so that another one can start.
-
-        While somebody waits for news, it is looked for every `recheck_interval` seconds, because leases and deadlines
-        end by themselves. A lease whose holder sent no heartbeat for `heartbeat_timeout` seconds returns.
-
-        `ask_decision` asks another shard by its name for its decision over a batch of several shards.
-        """
         self.name = name
         self.ask_decision = ask_decision
         self.plan = plan if plan.revision else replace(plan, revision=FIRST_REVISION)
@@ -195,19 +196,11 @@ class Shard:
         """Called when a gateway has flushed what it was asked for."""
         self.on_stats: list[Callable[[PoolStats], PoolStats]] = []
         """Add to the statistics of the shard what slices count."""
-        if journal is not None:
-            log.info("shard %s restored %s", name, restore_pool(self.pool, journal))
-        self._restore_layouts()
-        stopped_at = None if journal is None else journal.pool_time()
-        self._pool_time_offset = (clock() if stopped_at is None else stopped_at) - monotonic()
-        self.pool.state.restart_sessions(self.pool_time())
         self._refusal = refusal
         self._on_journal_failure = on_journal_failure
         self._commits = GroupCommit(self._write_journal, self._end)
         self._floor: DiskFloor | None = None
-        if journal is not None:
-            store = journal.store
-            self._floor = DiskFloor(plan.min_free_bytes, store.free_bytes, shard=name, place=store.name)
+        self._restore()
         self.epoch = uuid4().hex
         """Another one after each start."""
         self.watch_epoch = self.epoch
@@ -220,6 +213,18 @@ class Shard:
         )
         for part in self.pool.state.slices:
             part.attach(self)
+
+    def _restore(self) -> None:
+        stopped_at = None
+        if self.journal is not None:
+            log.info("shard %s restored %s", self.name, restore_pool(self.pool, self.journal))
+            store, stopped_at = self.journal.store, self.journal.pool_time()
+            self._floor = DiskFloor(self.plan.min_free_bytes, store.free_bytes, shard=self.name, place=store.name)
+        if self.pool.state.layouts[-1].revision > self.plan.revision:  # it changed after the shard was created
+            self.plan = self.plan.with_layouts(self.pool.state.layouts)
+        self._note_layouts()
+        self._pool_time_offset = (self.clock() if stopped_at is None else stopped_at) - self.monotonic()
+        self.pool.state.restart_sessions(self.pool_time())
 
     # -- transactions --------------------------------------------------------------------------------------------------
 
@@ -277,12 +282,6 @@ class Shard:
 
     def disk_shortage(self) -> str | None:
         return None if self._floor is None else self._floor.shortage()
-
-    def _restore_layouts(self) -> None:
-        """The journal has a newer layout than the plan if that changed after the shard was created."""
-        if self.pool.state.layouts[-1].revision > self.plan.revision:
-            self.plan = self.plan.with_layouts(self.pool.state.layouts)
-        self._note_layouts()
 
     def _note_layouts(self) -> None:
         self.pool.state.set_layouts(self.plan.layouts, self.plan.index_of(self.name))
