@@ -17,7 +17,7 @@ from stepwell.common.command_line import say
 from stepwell.common.optional import require
 from stepwell.errors import BadRequest
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.archive_files import FOLDER, ArchiveFiles
+from stepwell.pool.shard.archive_files import LATE_REWARDS, ArchiveFiles
 from stepwell.pool.slices.forgetting import (
     FindOverdue,
     Forget,
@@ -142,7 +142,7 @@ def clean_folder(url: str, tombstone: Tombstone, tombstones: Tombstones) -> dict
     if not fs.isdir(folder):
         raise BadRequest(f"{url} is not a folder")
     removed = dict[str, Any]()
-    for place in (folder, f"{folder}/data", f"{folder}/{FOLDER}"):
+    for place in (folder, f"{folder}/data", f"{folder}/{LATE_REWARDS}"):
         files = ArchiveFiles(fs, place)
         for file in files.files():
             found = files.find(file, RowTest(tombstone, tombstones).is_removed)

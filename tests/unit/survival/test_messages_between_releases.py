@@ -211,7 +211,7 @@ def test_the_class_of_an_actor_is_loaded_where_none_of_our_modules_exists() -> N
 
 
 async def test_a_portable_actor_has_the_calls_of_its_class() -> None:
-    actor = portable_actor(ShardService)(PoolPlan(), "data_pool")
+    actor = portable_actor(ShardService)(Shard(PoolPlan(), "data_pool", slices=SLICES))
     assert await actor.plan() == PoolPlan()
     with pytest.raises(TypeError, match="unexpected keyword argument 'unheard'"):
         await actor.stats(unheard=1)

@@ -12,8 +12,8 @@ import pytest
 
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.rules.pool import Pool
-from stepwell.pool.shard.archive_files import FOLDER as LINEAGE
-from stepwell.pool.shard.archive_files import FOLDER as REWARDS
+from stepwell.pool.shard.archive_files import LATE_REWARDS as REWARDS
+from stepwell.pool.shard.archive_files import LINEAGE
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.digest import lineage_name
