@@ -46,7 +46,7 @@ START_TIMEOUT = 120.0
 RETRY_PAUSE = 1.0
 """Seconds until a shard that restarts is asked again."""
 RESOURCE_SHARE = 0.001
-"""Of the resource that places a shard: so little that any number of shards fits on one node."""
+"""The share of the resource that places a shard: so little that any number of shards fits on one node."""
 
 
 class ShardActor(ShardService):
@@ -121,7 +121,7 @@ class ShardActor(ShardService):
 
 
 async def _ask_decision(peers: RayTransport, shard: str, decision_uid: str) -> Settlement:
-    """Of another shard. If it has not decided, it decides against the batch."""
+    """The decision of another shard. If it has not decided, it decides against the batch."""
     settlement: Settlement = await peers.call(shard, "nack", (decision_uid,), {})
     return settlement
 

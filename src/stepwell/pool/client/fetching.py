@@ -353,7 +353,7 @@ def oldest_parts(summaries: dict[str, ReadySummary], count: int, limit: UserLimi
 async def take_ready(
     shards: ShardSet, held: HeldLeases, request: BatchRequest, most: int, lease: float
 ) -> list[LeasedGroups]:
-    """Of each shard its oldest ones, as many as are ready now, `most` of all shards together. A shard that is away has
+    """The oldest batches of each shard, as many as are ready now, `most` of all shards together. A shard that is away has
     none."""
     names, request = await shards.names(), replace(request, batch=most)
     sizes = [(most + number) // len(names) for number in range(len(names))]

@@ -26,14 +26,14 @@ from stepwell.pool.shard.operation import Operation
 HEADER = struct.Struct("!QQQ")
 """The number of the call, the length of what follows, and the number of its parts: the message and its arrays."""
 SIZE = struct.Struct("!Q")
-"""Of a part, in bytes. The sizes are before the parts."""
+"""The size of a part, in bytes. The sizes are before the parts."""
 NO_CALL = 0
 STATE_INTERVAL = 1.0
 """Seconds between two states of a link, so that its silence is noticed."""
 BUFFER = 16 * 2**20
 """Bytes that a stream reads ahead."""
 MOST_BYTES = 2**31
-"""Of a frame."""
+"""The most bytes of a frame."""
 
 LARGEST_MESSAGE = 4 * 2**20
 """Bytes, unless a single process sends more."""

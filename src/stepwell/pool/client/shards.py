@@ -178,7 +178,7 @@ class ShardSet:
         """By shard: what this process waits for."""
         self._looking: asyncio.Task[None] | None = None
         self._pool_uid = ""
-        """Of the pool with which it has begun; empty also if that is of a release without uids."""
+        """The uid of the pool with which it has begun; empty also if that is of a release without uids."""
         self._checked: dict[str, int] = {}
         """Shards that belong to that pool, with the connection over which they were asked."""
 

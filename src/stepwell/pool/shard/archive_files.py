@@ -240,7 +240,7 @@ class LineageRow:
     """Their response tokens."""
     trajectory_return: float | None = None
     digest: str = ""
-    """Of the steps that the trainer got; empty if it got single steps."""
+    """A hash of the steps that the trainer got; empty if it got single steps."""
     min_exactness: str = ""
     untrainable: bool = False
     models: str = ""
@@ -248,7 +248,7 @@ class LineageRow:
 
 
 def lineage_of(lease: Lease, at: float) -> Iterator[LineageRow]:
-    """Of an acknowledged lease, while its groups still have their steps."""
+    """The rows of an acknowledged lease, while its groups still have their steps."""
     step_filter = lease.step_filter
     for group in lease.groups:
         rows = group_rows(group, step_filter.accepts)

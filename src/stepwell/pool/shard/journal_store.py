@@ -27,6 +27,28 @@ HEADER_KEYS = ("schema_version", "epoch", "identity")
 SNAPSHOT_KEY = "snapshot"
 READ_HEADER = f"SELECT key, value FROM meta WHERE key IN ({', '.join(map(repr, (*HEADER_KEYS, SNAPSHOT_KEY)))})"
 READ_EPOCH = "SELECT value FROM meta WHERE key = 'epoch'"
+TABLES_OF_ALL = """\
+CREATE TABLE {new}meta (key TEXT PRIMARY KEY, value {blob}){by_text};
+CREATE TABLE {new}groups (seq {int} PRIMARY KEY, info {blob});
+CREATE TABLE {new}trajectories (number {int} PRIMARY KEY, group_seq {int}, info {blob});
+CREATE TABLE {new}steps (
+    number {int} PRIMARY KEY, trajectory {int}, base {int}, shared {int}, info {blob}, reward {real},
+    reward_source TEXT, reward_revision {int}, lease TEXT, shipped {bool}, added {blob}, logprobs {blob}, mask {blob},
+    checksum {int}, state_checksum {int}
+);
+CREATE TABLE {new}leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at {real}, gate {blob}){by_text};
+CREATE TABLE {new}ended (n {counted}, uid TEXT, how TEXT);
+CREATE TABLE {new}acknowledged (uid TEXT PRIMARY KEY){by_text};
+CREATE TABLE {new}closed (n {counted}, uid TEXT, revision {int} DEFAULT 0,
+    subject TEXT DEFAULT '');
+CREATE TABLE {new}late_rewards (n {counted}, info {blob});
+CREATE TABLE {new}slices (n {counted}, slice TEXT, key TEXT, info {blob},
+    UNIQUE (slice, key));
+CREATE TABLE {new}archived (file TEXT PRIMARY KEY){by_text};
+CREATE TABLE {new}lineage (n {counted}, info {blob});
+CREATE TABLE {new}tombstones (digest TEXT PRIMARY KEY, info {blob}){by_text};
+"""
+"""With the types of the store, and what it adds to new tables (`new`) and to those whose key is a text (`by_text`)."""
 OLD = "_old"
 MOVED = {
     "groups": ("seq", "length(info)"),
@@ -103,7 +125,7 @@ class JournalHeader:
 
     @classmethod
     def parse(cls, values: Mapping[str, bytes | str]) -> "JournalHeader":
-        """Of the rows of READ_HEADER; those that are missing take their defaults."""
+        """The header in the rows of READ_HEADER; those that are missing take their defaults."""
         found: dict[str, Any] = {}
         for key in values.keys() - {SNAPSHOT_KEY}:
             with suppress(orjson.JSONDecodeError):  # a damaged value is as one that is missing

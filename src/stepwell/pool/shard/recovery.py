@@ -265,7 +265,7 @@ class JournalReader:
                 self.damaged = True
 
     def tombstones(self) -> Iterator[Tombstone | str]:
-        """Of subjects, and the digests of names."""
+        """The tombstones of subjects, and the digests of names."""
         for digest, info in self._table("tombstones", "digest, info"):
             fields = None if info is None else self._parsed(info, digest)
             yield Tombstone(**fields) if isinstance(fields, dict) else digest

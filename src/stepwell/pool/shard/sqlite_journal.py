@@ -34,6 +34,7 @@ from stepwell.pool.shard.journal_store import (
     PUT_META,
     READ_EPOCH,
     READ_HEADER,
+    TABLES_OF_ALL,
     JournalDamaged,
     JournalFailed,
     JournalHeader,
@@ -47,28 +48,16 @@ from stepwell.pool.shard.journal_store import (
     of_both,
 )
 
-TABLES = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, info BLOB);
-CREATE TABLE IF NOT EXISTS trajectories (number INTEGER PRIMARY KEY, group_seq INTEGER, info BLOB);
-CREATE TABLE IF NOT EXISTS steps (
-    number INTEGER PRIMARY KEY, trajectory INTEGER, base INTEGER, shared INTEGER, info BLOB, reward REAL,
-    reward_source TEXT, reward_revision INTEGER, lease TEXT, shipped INTEGER, added BLOB, logprobs BLOB, mask BLOB,
-    checksum INTEGER, state_checksum INTEGER
-);
-CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL, gate BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ended (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, how TEXT);
-CREATE TABLE IF NOT EXISTS acknowledged (uid TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, revision INTEGER DEFAULT 0,
-    subject TEXT DEFAULT '');
-CREATE TABLE IF NOT EXISTS late_rewards (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
-CREATE TABLE IF NOT EXISTS slices (n INTEGER PRIMARY KEY AUTOINCREMENT, slice TEXT, key TEXT, info BLOB,
-    UNIQUE (slice, key));
-CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS lineage (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
-CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BLOB) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS steps_by_trajectory ON steps (trajectory);
-"""
+TABLES = TABLES_OF_ALL.format(
+    new="IF NOT EXISTS ",
+    int="INTEGER",
+    real="REAL",
+    blob="BLOB",
+    bool="INTEGER",
+    counted="INTEGER PRIMARY KEY AUTOINCREMENT",
+    by_text=" WITHOUT ROWID",
+)
+INDEX = "CREATE INDEX IF NOT EXISTS steps_by_trajectory ON steps (trajectory);\n"
 """The index tells how many steps each trajectory has: so it is known after damage which trajectories lack some."""
 KEYED_BY_TEXT = ("leases", "acknowledged", "archived", "tombstones")
 MAX_KEY = 2**63 - 1
@@ -327,7 +316,7 @@ class SqliteStore:
             ) from None
 
     def _take_lock(self) -> BinaryIO:
-        """Of a file beside the journal. The kernel releases it when the process ends."""
+        """The lock of a file beside the journal. The kernel releases it when the process ends."""
         path = self.path.with_name(self.path.name + ".lock")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -398,7 +387,7 @@ def _as_text(value: bytes) -> str:
 def _create_tables(db: sqlite3.Connection) -> None:
     """What is deleted is overwritten."""
     db.execute("PRAGMA secure_delete = ON")
-    db.executescript(TABLES)
+    db.executescript(TABLES + INDEX)
 
 
 def free_bytes(path: Path) -> float:
@@ -436,7 +425,7 @@ def _tables(db: sqlite3.Connection) -> set[str]:
 
 
 def read_header(path: Path) -> JournalHeader:
-    """Of a file that may be in use."""
+    """The header of a file that may be in use."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             db.text_factory = _as_text
