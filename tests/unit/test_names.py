@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[2] / "src" / "stepwell"
 SHARED_MODULES: Mapping[str, str] = {
     "__main__": "the package as a program: python -m",
     "app": "builds the ASGI application of a server",
-    "calls": "calls of agents under way, as the pool knows them",
     "cli": "a command line",
     "client": "how another process reaches a service",
     "engine": "an inference engine",
@@ -25,15 +24,14 @@ SHARED_MODULES: Mapping[str, str] = {
     "pool": "the DataPool",
     "preview": "what would be trained next",
     "processes": "child processes",
+    "producing": "what gateways and reward workers give to a pool",
     "progress": "how progress is shown",
     "replies": "replies of engines, parsed",
     "routes": "the HTTP routes of a server",
     "rows": "sequences to train on",
-    "scoring": "trajectories that reward workers score",
     "series": "counts per interval of time",
     "sessions": "conversations of users, whose ends nobody declares",
     "status": "the state of everything, on one screen",
-    "trajectories": "the trajectories that a process knows",
     "watching": "reading a pool by its changes",
 }
 """Module names that appear in several packages, with the one meaning they have in all of them."""

@@ -48,7 +48,7 @@ TELL_PAUSE = 1.0
 ANNOUNCED_FOR = 90.0
 """Seconds. A trainer announces itself each second, but rests up to 60 after failures."""
 MOST_REPORTS = 10_000
-"""Gateways whose reports are kept. One reports when its engines have changed, so what one reported counts whenever it lives."""
+"""Gateways whose reports are kept. One reports when its engines have changed, so its report counts while it lives."""
 
 
 class GatewayRoster:
