@@ -85,6 +85,13 @@ def _newest(shard: str, found: Mapping[str, Mapping[str, JournalHeader]], home: 
     return max(copies)[2] if copies else home
 
 
+class JournalOptions(StoreOptions):
+    """How a journal is opened."""
+
+    closed_kept: int
+    """How many closed trajectories it remembers."""
+
+
 class JournalBackend(Protocol):
     schemes: tuple[str, ...]
     """The schemes of the URLs that name such journals. A path has none."""
@@ -95,13 +102,7 @@ class JournalBackend(Protocol):
         """The journals of a pool, by shard, as this machine sees them. They may be in use."""
 
     def open(
-        self,
-        journal: str,
-        shard: str,
-        identity: JournalIdentity,
-        *,
-        closed_kept: int,
-        **options: Unpack[StoreOptions],
+        self, journal: str, shard: str, identity: JournalIdentity, **options: Unpack[JournalOptions]
     ) -> ShardJournal:
         """JournalRefused if it cannot be used, and what to do."""
 
@@ -118,15 +119,9 @@ class SqliteBackend:
         return {file.stem: read_header(file) for file in sorted(files)}
 
     def open(
-        self,
-        journal: str,
-        shard: str,
-        identity: JournalIdentity,
-        *,
-        closed_kept: int,
-        **options: Unpack[StoreOptions],
+        self, journal: str, shard: str, identity: JournalIdentity, **options: Unpack[JournalOptions]
     ) -> ShardJournal:
-        return SqliteJournal(Path(journal) / f"{shard}.sqlite", identity, closed_kept=closed_kept, **options)
+        return SqliteJournal(Path(journal) / f"{shard}.sqlite", identity, **options)
 
 
 class PostgresBackend:
@@ -140,16 +135,11 @@ class PostgresBackend:
         return found
 
     def open(
-        self,
-        journal: str,
-        shard: str,
-        identity: JournalIdentity,
-        *,
-        closed_kept: int,
-        **options: Unpack[StoreOptions],
+        self, journal: str, shard: str, identity: JournalIdentity, **options: Unpack[JournalOptions]
     ) -> ShardJournal:
-        store = self._module().PostgresStore(journal, shard, identity, **options)
-        return ShardJournal(store, closed_kept=closed_kept)
+        of_store = {name: value for name, value in options.items() if name != "closed_kept"}
+        store = self._module().PostgresStore(journal, shard, identity, **of_store)
+        return ShardJournal(store, closed_kept=options["closed_kept"])
 
     def _module(self) -> ModuleType:
         require("psycopg", "postgres", purpose="--journal postgresql://", error=JournalRefused)
