@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.local_pool import LocalTransport
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import PoolPlan
@@ -17,9 +20,6 @@ from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import ReadAudit
 from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.local_pool import LocalTransport
 
 TOKENS = range(20_000)
 

@@ -4,6 +4,8 @@ from uuid import uuid4
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
@@ -13,8 +15,6 @@ from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
 
 pytest.importorskip("psycopg")
 

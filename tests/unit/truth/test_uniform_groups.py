@@ -4,6 +4,8 @@ import logging
 
 import pytest
 
+from rig.asked import asked, trained
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
@@ -11,8 +13,6 @@ from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.steps.columns import pack
-from tests.builders import EasyPool, make_step
-from tests.rig.asked import asked, trained
 
 
 def send(pool: EasyPool, prompt: str, *responses: list[int]) -> None:

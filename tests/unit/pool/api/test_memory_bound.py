@@ -1,3 +1,5 @@
+from rig.asked import asked
+from rig.builders import make_step
 from stepwell.pool.api.plan import Limits, PoolPlan, bounded_limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.service import ShardService
@@ -5,8 +7,6 @@ from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
 
 GIB = 2**30
 

@@ -4,6 +4,10 @@ from typing import Any
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.local_pool import LocalPool, LocalTransport
+from rig.waiting import until
 from stepwell.errors import FetchTimeout, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.client import DataPool
@@ -11,10 +15,6 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.policy import ChangeEngines
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.local_pool import LocalPool, LocalTransport
-from tests.rig.waiting import until
 
 SHARDS = 4
 

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rig.certificates import make_certificate
+from rig.network_links import LinkFiles, make_link_files
+from rig.waiting import until
 from stepwell.commands.dashboard import DashboardSettings
 from stepwell.commands.gateway import GatewaySettings
 from stepwell.commands.sections import read_settings
@@ -34,9 +37,6 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.policy import AnnounceSync, Decide, ReadVersionRewards, ReportEngines
 from stepwell.pool.slices.producing import FindSession, Register, TakeUnscored
 from stepwell.pool.slices.watching import ReadSeries
-from tests.rig.certificates import make_certificate
-from tests.rig.network_links import LinkFiles, make_link_files
-from tests.rig.waiting import until
 
 WAIT = 30.0
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from rig.asked import called
+from rig.builders import make_step
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.news import SERVING, SYNC, UNSCORED, UNSEEN, Revision, flush_topic, ready_topic
 from stepwell.pool.api.producing import TRAIN, Registration
@@ -16,10 +20,6 @@ from stepwell.pool.client.link_messages import GatheringTransport
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.all import SLICES
-from tests.builders import make_step
-from tests.rig.asked import called
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
 
 FIRST = "data_pool"

@@ -4,6 +4,9 @@ import asyncio
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.news import PLAN, SERVING, SYNC, UNSCORED, UNSEEN, Revision, Seen, ready_topic
@@ -14,9 +17,6 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.policy import AnnounceSync
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.local_pool import LocalPool
 
 READY = ready_topic("train")
 
