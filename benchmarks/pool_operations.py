@@ -26,9 +26,8 @@ from typing import Any
 from benchmarks.gateway_rig.processes import cpu_seconds
 from rig.actors import pid_of
 from stepwell.pool.actors import start_pool
-from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.producing import CallBegun, Registration
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink, SharedLink
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from rig.asked import asked
-from stepwell.pool.api.news import UNSEEN, flush_topic
+from stepwell.pool.api.transport import UNSEEN, flush_topic
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.producing import TakeRequests
 

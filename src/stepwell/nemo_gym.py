@@ -24,8 +24,8 @@ from stepwell.pool.api.producing import TRAIN, EndResult, RecordedTurn, Registra
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.ray_cluster import AUTO, join_ray
 from stepwell.steps.columns import unpack
-from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import JsonObject, Step, ids_array, logprobs_array
+from stepwell.steps.trainable import step_fault
 
 if TYPE_CHECKING:
     from nemo_gym.token_id_capture.protocols import LineageResolution, TokenCaptureSnapshot

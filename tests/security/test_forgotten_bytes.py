@@ -25,8 +25,8 @@ from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.producing import AddSteps, GiveReward, PlaceSession
+from stepwell.steps.arrow import ParquetReader
 from stepwell.steps.columns import pack
-from stepwell.steps.parquet import ParquetReader
 
 STEPS = (
     *("gateways", "waiting", "archive", "replace", "names", "archive _rewards", "replace _rewards"),

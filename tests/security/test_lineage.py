@@ -20,7 +20,7 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.steps.columns import pack
-from stepwell.steps.digest import batch_digest, lineage_name, trajectory_digests
+from stepwell.steps.groups import batch_digest, lineage_name, trajectory_digests
 from stepwell.steps.step import Exactness, logprobs_array
 from tests.security.test_forgotten_bytes import opened
 

@@ -227,7 +227,7 @@ def test_the_modules_that_listen_are_those_that_were_tried() -> None:
         for file in package.rglob("*.py")
         if any(words in file.read_text() for words in LISTENS)
     }
-    tried = {"commands/shared.py", "commands/gateway.py", "engines/shared_watch.py"}
+    tried = {"commands/sections.py", "commands/gateway.py", "engines/discovery.py"}
     links = {"pool/client/link_process.py"}
     others = {"doctor/local_gateway.py", "common/processes.py", "commands/up.py"}
     assert listening == tried | links | others
@@ -238,4 +238,4 @@ def test_pickles_are_read_only_by_what_wrote_them() -> None:
     itself. Ray's own wire between the processes that have joined it is not ours."""
     package = Path(__file__).parents[2] / "src" / "stepwell"
     loading = {str(file.relative_to(package)) for file in package.rglob("*.py") if "pickle.load" in file.read_text()}
-    assert loading == {"rewards/runner/child_main.py", "pool/state/packed_trajectory.py"}
+    assert loading == {"rewards/runner/child_main.py", "pool/state/stored_step.py"}

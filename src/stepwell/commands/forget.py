@@ -10,11 +10,10 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from stepwell.commands.sections import Duration, Listed, PoolSection
-from stepwell.commands.shared import join_pool
-from stepwell.common.atomic_files import replacing_file
+from stepwell.commands.sections import Duration, Listed, PoolSection, join_pool
 from stepwell.common.command_line import say
-from stepwell.common.optional import require
+from stepwell.common.files import replacing_file
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive_files import LATE_REWARDS, ArchiveFiles

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from stepwell.commands.sections import PoolSection
-from stepwell.commands.shared import check_certificate, listening_socket
+from stepwell.commands.sections import PoolSection, check_certificate, listening_socket
 from stepwell.common.listening import read_host_and_port
 
 log = logging.getLogger("stepwell")

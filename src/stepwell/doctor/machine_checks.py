@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 from stepwell.doctor.findings import Check, Finding, Grade
 from stepwell.errors import BadRequest, NotReady, RayUnreachable
 from stepwell.pool.client.ray_cluster import AUTO, cluster_settings

@@ -13,8 +13,7 @@ from stepwell.gateway.http.response_writer import ResponseWriter
 from stepwell.gateway.http.sighting import Sighting
 from stepwell.gateway.recording.step_builder import PendingStep
 from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
-from stepwell.pool.api.calls import CallBegun
-from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.api.producing import CallBegun, TrajectoryRef
 from stepwell.steps.step import Step
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import EngineReply
+from stepwell.engines.replica import EngineReply
 from stepwell.errors import EngineUnavailable, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
@@ -36,9 +36,8 @@ from stepwell.gateway.stored_conversations import StoredConversations, store_tur
 from stepwell.gateway.unrecorded_calls import add_origins, require_consistent
 from stepwell.pool.api.producing import CONTINUED, ENDED_BY, Registration, TrajectoryRef
 from stepwell.pool.client import PoolClient
-from stepwell.steps.sampling import LeftOutLog
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import NOT_CONTINUED
+from stepwell.steps.trainable import NOT_CONTINUED, LeftOutLog
 from stepwell.wire.openai import NO_USAGE, Sampled, Usage
 
 Replies: TypeAlias = Callable[[], Sequence[Mapping[str, Any] | None]]

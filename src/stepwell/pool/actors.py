@@ -20,9 +20,9 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from stepwell.common.memory import machine_memory, usable_memory
-from stepwell.common.portable_actor import portable_actor
-from stepwell.common.private_files import keep_files_private
+from stepwell.common.files import keep_files_private
+from stepwell.common.message_format import portable_actor
+from stepwell.common.own_process import machine_memory, usable_memory
 from stepwell.errors import JournalRefused, PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan, bounded_limits

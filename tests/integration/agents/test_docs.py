@@ -17,9 +17,8 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.ray_cluster import RayCluster
 from rig.threads import in_thread
-from stepwell.agents.flow import AgentFlow
 from stepwell.agents.outcome import AgentFailure
-from stepwell.agents.rollout import RolloutResult, RolloutStatus
+from stepwell.agents.rollout import AgentFlow, RolloutResult, RolloutStatus
 from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient

@@ -20,10 +20,9 @@ from rig.ray_cluster import RayCluster
 from rig.waiting import answers, until, wait_until
 from stepwell.errors import BadRequest
 from stepwell.pool.actors import start_pool
-from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.transport import ActorAway
+from stepwell.pool.api.transport import SERVING, UNSEEN, ActorAway
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import NetworkLink
 from tests.integration.dashboard.client import BEARER, KEY, eventually, get, known

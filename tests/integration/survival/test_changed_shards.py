@@ -15,9 +15,8 @@ from rig.actors import actor, pid_of
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
 from stepwell.pool.actors import reshard_pool, start_pool
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
 from tests.integration.pool.conftest import started
 

@@ -15,9 +15,8 @@ from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
 from stepwell.pool.api.leasing import DECISION, BatchRequest, Settlement, new_batch_uid, part_lease_uid
-from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.plan import Layout, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.service import ShardService

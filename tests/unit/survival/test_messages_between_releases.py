@@ -24,14 +24,13 @@ import ray
 from ray import cloudpickle
 
 import stepwell
-from stepwell.common.message_format import FORMAT, MESSAGES, restore
-from stepwell.common.portable_actor import portable_actor
+from stepwell.common.message_format import FORMAT, MESSAGES, portable_actor, restore
 from stepwell.errors import IncompatibleMessage, PoolUnavailable
 from stepwell.pool import api
 from stepwell.pool.actors import ShardActor
-from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Serving
+from stepwell.pool.api.producing import Pacing
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.shard import Shard

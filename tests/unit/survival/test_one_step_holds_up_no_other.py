@@ -9,8 +9,8 @@ from rig.builders import make_step
 from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.gateway.recording.outbox import Outbox
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import Columns
 

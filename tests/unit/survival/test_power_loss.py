@@ -21,7 +21,7 @@ from stepwell.pool.shard.archive_files import LATE_REWARDS as REWARDS
 from stepwell.pool.shard.archive_files import LINEAGE
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.steps.digest import lineage_name
+from stepwell.steps.groups import lineage_name
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs gcc")
 

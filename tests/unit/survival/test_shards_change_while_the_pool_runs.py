@@ -15,9 +15,8 @@ from rig.builders import make_group, make_step
 from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, LayoutDiffers, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout, LayoutDiffers
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.shard_layout import Layout
+from stepwell.pool.api.plan import Layout, PoolPlan
 from stepwell.pool.shard.journal_store import SCHEMA_VERSION, JournalFailed, JournalHeader, JournalIdentity
 from stepwell.pool.shard.placement import find_journals, place_shards
 from stepwell.pool.shard.service import ShardService

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.exports.export_files import LateRewards
+from stepwell.exports.pool_transfer import message
 
 from rig.builders import EasyPool, make_step
-from stepwell.exports.file_source import LateRewards
-from stepwell.exports.import_run import message
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict

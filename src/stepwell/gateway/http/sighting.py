@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from stepwell.common.bounded_http import HANDOVER, Handover
 from stepwell.gateway.http.request_body import Message
 from stepwell.pool.api.producing import READ
-from stepwell.steps.step_filter import UNSEEN
+from stepwell.steps.trainable import UNSEEN
 
 LOOK_INTERVAL = 0.05
 STALLED_SECONDS = 60.0

@@ -12,7 +12,7 @@ import msgpack
 
 from stepwell.common.async_calls import is_async
 from stepwell.common.child import framed, read_frame_from
-from stepwell.common.function_loading import load_member
+from stepwell.common.imports import load_member
 from stepwell.common.tokenizers import LoadedTokenizer
 from stepwell.errors import BadRequest, StepwellError
 from stepwell.gateway.recording.redaction import FindSpans, RedactionTask, SpanFinder, mask_id

@@ -16,7 +16,7 @@ from stepwell.access.access_keys import BEARER
 from stepwell.access.caller import Caller
 from stepwell.access.route_table import ANY_V1, MODELS, ROOTS, UNRECORDED_ROOTS, Route
 from stepwell.common.bounded_http import LARGEST_HEADERS
-from stepwell.common.cross_site import CrossSiteCheck
+from stepwell.common.listening import CrossSiteCheck
 from stepwell.errors import BadRequest, StepwellError, TooLarge, UnknownAddress
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.call_in_flight import RequestedCall, send_error

@@ -18,11 +18,10 @@ from typing import Any
 from uuid import uuid4
 
 from stepwell.errors import Conflict, PoolUnavailable
-from stepwell.pool.api.calls import TELL_CALLS, HeldCalls, Repeats
-from stepwell.pool.api.news import SERVING, SYNC, UNSEEN, flush_topic
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Serving
-from stepwell.pool.api.transport import ActorFailed
+from stepwell.pool.api.producing import TELL_CALLS, HeldCalls, Repeats
+from stepwell.pool.api.transport import SERVING, SYNC, UNSEEN, ActorFailed, flush_topic
 from stepwell.pool.client.shards import PLAN_AGE, ShardSet
 from stepwell.pool.shard.operation import Operation
 from stepwell.pool.slices.policy import AnnounceSync, ReportEngines, WhyUnreported

@@ -21,8 +21,8 @@ from typing import Any
 
 from stepwell.errors import LeaseExpired, PoolUnavailable
 from stepwell.pool.api.leasing import Settlement, batch_of_lease, decision_of, is_live, new_reward_lease
-from stepwell.pool.api.news import UNSCORED, UNSEEN, Revision
 from stepwell.pool.api.scoring import Judgement
+from stepwell.pool.api.transport import UNSCORED, UNSEEN, Revision
 from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
 from stepwell.pool.slices.producing import GiveJudgements, TakeUnscored
 from stepwell.steps.columns import unpack

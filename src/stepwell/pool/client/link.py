@@ -26,8 +26,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from stepwell.common.async_calls import Backoff
 from stepwell.common.listening import READABLE_BY_ALL
-from stepwell.common.retry import Backoff
 from stepwell.errors import BadRequest, RayUnreachable, StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client.link_messages import (

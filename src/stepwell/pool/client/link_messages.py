@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from stepwell.common.coalescing import BatchSender
+from stepwell.common.async_calls import BatchSender
 from stepwell.common.message_codec import MOST_ARRAYS, MOST_PACKED, MalformedMessage, pack_message, unpack_message
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest, PoolUnavailable, TooLarge
-from stepwell.pool.api.news import News, Seen
-from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
+from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport, News, Seen
 from stepwell.pool.client.shards import SharedQuestion
 from stepwell.pool.shard.operation import Operation
 

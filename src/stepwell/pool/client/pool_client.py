@@ -15,8 +15,8 @@ from functools import partial
 from typing import Unpack
 
 from stepwell.errors import BadRequest, UnknownTrajectory
-from stepwell.pool.api.calls import CallBegun, HeldCalls
 from stepwell.pool.api.leasing import (
+    BatchPreview,
     BatchRequest,
     BatchTerms,
     ExactFill,
@@ -26,15 +26,23 @@ from stepwell.pool.api.leasing import (
     merge_ready_groups,
     read_batch_request,
 )
-from stepwell.pool.api.pacing import Pacing, merge_pacing
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Canary, ChannelPolicy, PolicyDecision, PolicyStatus, Serving, VersionRewards
-from stepwell.pool.api.preview import BatchPreview
-from stepwell.pool.api.producing import TRAIN, EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import (
+    TRAIN,
+    CallBegun,
+    EndResult,
+    HeldCalls,
+    Pacing,
+    RecordedTurn,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+    merge_pacing,
+)
 from stepwell.pool.api.scoring import Judgement
-from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.sessions import SessionCall, SessionPlace
-from stepwell.pool.api.stats import PoolStats, merge_stats
+from stepwell.pool.api.stats import PoolStats, TimeSeries, merge_stats
 from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.api.watching import Changes, Cursor
 from stepwell.pool.client.asking import AskingClient, ask_any, rows_of, submit_to_owners
@@ -76,7 +84,7 @@ from stepwell.pool.slices.producing import (
 from stepwell.pool.slices.watching import ReadSeries
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import JsonObject, Step
-from stepwell.steps.step_filter import make_step_filter
+from stepwell.steps.trainable import make_step_filter
 
 
 class PoolClient(AskingClient):

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from stepwell.common.files import read_own, why_folder_is_not_ours
 from stepwell.common.listening import LINK
-from stepwell.common.private_files import read_own, why_folder_is_not_ours
 from stepwell.errors import RayRefused, RayUnreachable
 from stepwell.pool.shard.ray_transport import listens
 

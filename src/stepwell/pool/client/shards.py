@@ -18,9 +18,18 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable, StepwellError
-from stepwell.pool.api.news import PLAN, UNSEEN, News, Revision, Seen, WaitNews
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
+from stepwell.pool.api.transport import (
+    PLAN,
+    UNSEEN,
+    ActorAway,
+    ActorMissing,
+    ActorTransport,
+    News,
+    Revision,
+    Seen,
+    WaitNews,
+)
 from stepwell.pool.shard.operation import Operation
 
 if TYPE_CHECKING:

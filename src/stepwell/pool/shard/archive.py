@@ -22,8 +22,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid4
 
-from stepwell.common.atomic_files import make_folder, sync_paths, temporary_name
-from stepwell.common.optional import install_command
+from stepwell.common.files import make_folder, sync_paths, temporary_name
+from stepwell.common.imports import install_command
 from stepwell.errors import BadRequest
 from stepwell.pool.api.stats import ArchiveStats
 from stepwell.pool.shard.archive_files import LATE_REWARDS, LINEAGE, LateReward, late_rewards_table, lineage_table

@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import orjson
 
-from stepwell.common.atomic_files import SUFFIX, sync_paths, temporary_name
-from stepwell.common.optional import require
+from stepwell.common.files import SUFFIX, sync_paths, temporary_name
+from stepwell.common.imports import require
 from stepwell.pool.api.leasing import batch_of_lease, decision_of
 from stepwell.pool.api.producing import RewardGiven
 from stepwell.pool.state.records import Lease, Trajectory
 from stepwell.pool.state.shipment import ShippedRow, group_rows, ship, step_rows
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.digest import lineage_name, trajectory_digests
+from stepwell.steps.groups import lineage_name, trajectory_digests
 from stepwell.steps.step import JsonObject
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 if TYPE_CHECKING:
     import pyarrow

@@ -31,8 +31,8 @@ from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement
-from stepwell.steps.schema import CARRIED
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.step import CARRIED
+from stepwell.steps.trainable import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 

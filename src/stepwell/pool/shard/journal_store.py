@@ -19,9 +19,8 @@ from zlib import crc32
 import orjson
 
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.api.shard_layout import Layout
-from stepwell.steps.schema import SCHEMA
+from stepwell.pool.api.plan import JournalSync, Layout
+from stepwell.steps.step import SCHEMA
 
 HEADER_KEYS = ("schema_version", "epoch", "identity")
 SNAPSHOT_KEY = "snapshot"

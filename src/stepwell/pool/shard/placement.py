@@ -16,10 +16,9 @@ from types import ModuleType
 from typing import Protocol, Unpack
 from uuid import uuid4
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
+from stepwell.pool.api.plan import FIRST_REVISION, Layout, PoolPlan
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.journal_store import JournalHeader, JournalIdentity, StoreOptions
 from stepwell.pool.shard.sqlite_journal import SqliteJournal, read_header

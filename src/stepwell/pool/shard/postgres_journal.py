@@ -23,7 +23,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import Int8BinaryDumper
 
-from stepwell.common.urls import hide_password
+from stepwell.common.http import hide_password
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal_store import (

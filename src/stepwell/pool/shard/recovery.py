@@ -28,13 +28,13 @@ from stepwell.pool.shard.journal import (
     ShardJournal,
 )
 from stepwell.pool.shard.journal_store import JournalDamaged, checksum, load_json, unseal
-from stepwell.pool.state.mark_operations import reason_of
+from stepwell.pool.state.call_operations import reason_of
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement, PrefixTree
 from stepwell.steps.step import Exactness, VersionSpan
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 

@@ -22,16 +22,14 @@ from stepwell.pool.api.leasing import (
     ReadyGroups,
     ReadySummary,
     Settlement,
+    ShardPreview,
     decision_of,
 )
-from stepwell.pool.api.news import News, Seen, flush_topic, ready_topic
-from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.plan import GroupElsewhere, PoolPlan
 from stepwell.pool.api.policy import Serving
-from stepwell.pool.api.preview import ShardPreview
-from stepwell.pool.api.producing import TRAIN, FlushNeeded
-from stepwell.pool.api.shard_layout import GroupElsewhere
+from stepwell.pool.api.producing import TRAIN, FlushNeeded, Pacing
 from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.api.transport import News, Seen, flush_topic, ready_topic
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.operation import LongOperation, Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard

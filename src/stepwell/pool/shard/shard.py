@@ -4,7 +4,7 @@
   woken. What a call changes is in the journal before it answers.
 - If a commit fails, the state in memory is ahead of the journal: no call is answered any more, and the process ends.
 - With too little free space, no new data is taken; leases, rewards and completions can still be written.
-- News (see pool/api/news.py) is looked for after each commit, and once a second while somebody waits, because leases
+- News (see pool/api/transport.py) is looked for after each commit, and once a second while somebody waits, because leases
   and deadlines end by themselves. An asker has one question at a time.
 """
 
@@ -18,9 +18,12 @@ from typing import Any
 from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.leasing import ReadyCounts, Settlement
-from stepwell.pool.api.news import (
+from stepwell.pool.api.plan import FIRST_REVISION, LayoutDiffers, Limits, PoolPlan
+from stepwell.pool.api.policy import Serving
+from stepwell.pool.api.producing import CallBegun, FlushNeeded, RewardGiven
+from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.api.transport import (
     CHANGES,
     PLAN,
     SERVING,
@@ -33,12 +36,7 @@ from stepwell.pool.api.news import (
     flush_topic,
     ready_topic,
 )
-from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.policy import Serving
-from stepwell.pool.api.producing import FlushNeeded, RewardGiven
-from stepwell.pool.api.shard_layout import FIRST_REVISION, LayoutDiffers
-from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.rules.heartbeats import LeaseHeartbeats
+from stepwell.pool.rules.leasing import LeaseHeartbeats
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.archive_files import LateReward

@@ -22,9 +22,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Unpack
 
-from stepwell.common.atomic_files import sync_path
-from stepwell.common.private_files import create_private
-from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
+from stepwell.common.files import count_wal_frames, create_private, open_wal, set_aside_damaged, sync_path
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal import ShardJournal

@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stepwell.common.message_format import message
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.consent import RETENTION
 from stepwell.pool.api.producing import SubmitVerdict
-from stepwell.pool.api.sessions import session_prompt_uid
+from stepwell.pool.api.sessions import RETENTION, session_prompt_uid
 from stepwell.pool.shard.archive_files import ArchivedRow
 from stepwell.pool.shard.operation import LongOperation
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.tombstones import AGE, DIGEST_SIZE, OLDER_THAN, Tombstone, Tombstones, names_of
-from stepwell.steps.digest import lineage_name
+from stepwell.steps.groups import lineage_name
 from stepwell.steps.step import JsonObject, Step
 
 if TYPE_CHECKING:

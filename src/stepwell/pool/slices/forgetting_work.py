@@ -34,7 +34,7 @@ from stepwell.pool.slices.forgetting import FORGETTING, Overdue, Removal, RowTes
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.slice import Slice
 from stepwell.pool.state.tombstones import OLDER_THAN, Tombstone, names_of
-from stepwell.steps.digest import first_version, lineage_name
+from stepwell.steps.groups import first_version, lineage_name
 
 log = logging.getLogger("stepwell.pool")
 

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepwell.common.message_format import message
-from stepwell.pool.api.calls import CallBegun, Requests
-from stepwell.pool.api.producing import EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import (
+    CallBegun,
+    EndResult,
+    RecordedTurn,
+    Registration,
+    Requests,
+    RewardGiven,
+    SubmitVerdict,
+)
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.pool.api.sessions import SessionCall, SessionPlace
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute, TrajectoryOperation

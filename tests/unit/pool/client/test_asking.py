@@ -9,8 +9,8 @@ import pytest
 from rig.local_pool import LocalPool
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.transport import SERVING, UNSEEN
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute, TrajectoryOperation
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.policy import PauseChannel

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stepwell.common.files import PAGE_SIZE
 
 from rig.builders import EasyPool, make_step
-from stepwell.common.sqlite_file import PAGE_SIZE
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import Limits

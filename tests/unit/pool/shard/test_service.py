@@ -10,7 +10,6 @@ from rig.asked import ONE, asked, trained
 from rig.builders import make_step
 from stepwell.errors import Conflict, FetchTimeout, UnknownTrajectory
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.api.news import SERVING, UNSCORED, UNSEEN
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import (
     EndResult,
@@ -18,6 +17,7 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
+from stepwell.pool.api.transport import SERVING, UNSCORED, UNSEEN
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import InProcessTransport
