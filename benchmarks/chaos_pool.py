@@ -28,13 +28,13 @@ import numpy as np
 from benchmarks.report import report
 from rig.waiting import until
 from stepwell.errors import FetchTimeout
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
-from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.steps.step import IntArray, Step, logprobs_array, mask_array
 

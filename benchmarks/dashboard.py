@@ -40,8 +40,7 @@ from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.watching import Changes
-from stepwell.pool.shard.actor import start_pool
-from stepwell.pool.slices.steps import AddGroups
+from stepwell.pool.slices.producing import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 

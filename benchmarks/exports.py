@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.report import report
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Exactness, Step, logprobs_array
 

@@ -40,8 +40,9 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.link import RayLink
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array
 
@@ -79,7 +80,7 @@ def resident(pid: int | str = "self") -> int:
 
 async def hold(trajectories: int, turns: int) -> int:
     """The bytes that a shard grows by."""
-    shard = ShardService(PoolPlan(), "data_pool")
+    shard = ShardService(Shard(PoolPlan(), "data_pool", slices=SLICES))
     await _open(shard, 100, turns, "warm-up")
     before = resident()
     await _open(shard, trajectories, turns, "t")

@@ -23,10 +23,11 @@ from rig.builders import make_step
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.forgetting import Forget
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 
 MB = 10**6
@@ -89,7 +90,7 @@ async def measure(folder: Path, *, megabytes: int, rounds: int, seconds: float) 
     path = folder / "data_pool.sqlite"
     journal = SqliteJournal(path, closed_kept=1_000)
     plan = PoolPlan(uid="5f0c", limits=Limits(max_bytes=None), min_free_bytes=0)
-    shard = ShardService(plan, "data_pool", journal=journal)
+    shard = ShardService(Shard(plan, "data_pool", journal=journal, slices=SLICES))
     people = People(shard)
     while path.stat().st_size < megabytes * MB:
         await people.say(20)

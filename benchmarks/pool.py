@@ -33,8 +33,7 @@ from benchmarks.report import report
 from rig.postgres import has_postgres, postgres_server
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
-from stepwell.pool.shard.actor import MAX_CONCURRENT_CALLS, ShardActor
-from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, logprobs_array
 

@@ -36,7 +36,6 @@ from benchmarks.report import report
 from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.loading import load
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.sample import Sample, sample_of

@@ -25,15 +25,15 @@ from stepwell.pool.api.producing import RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_backends import journal_backend
-from stepwell.pool.shard.journal_header import JournalIdentity
+from stepwell.pool.shard.journal_store import JournalIdentity
+from stepwell.pool.shard.placement import journal_backend
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import Curate, Curation, CurationAction
 from stepwell.pool.slices.forgetting import Forget, ForgetOverdue
 from stepwell.pool.slices.forgetting_work import Forgetting
-from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Complete
+from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward, PlaceSession
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Json, Step
 
@@ -76,7 +76,9 @@ def open_shard(
     monotonic: Callable[[], float] = time.monotonic,
 ) -> tuple[ShardService, ParquetArchive]:
     files = ParquetArchive(archive, PLAN.name, journal)
-    return ShardService(plan, PLAN.name, journal=journal, archive=files, clock=clock, monotonic=monotonic), files
+    return ShardService(
+        Shard(plan, PLAN.name, journal=journal, archive=files, clock=clock, monotonic=monotonic, slices=SLICES)
+    ), files
 
 
 def step_of(user: str, place: str, uid: str = "1", **fields: object) -> Step:

@@ -17,7 +17,9 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.pool.client.shards import PART_TIMEOUT
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddGroups, AddSteps
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddGroups, AddSteps
 from stepwell.steps.step import Exactness, Step
 
 
@@ -78,8 +80,9 @@ class LocalPool(PoolClient):
         self._now = 0.0
         self.plan = PoolPlan(shards=shards, limits=Limits(**limits), uid=uid)
         time = clock or (lambda: self._now)
-        self._new_shard = partial(
-            ShardService,
+        self._make_shard = partial(
+            Shard,
+            slices=SLICES,
             clock=time,
             monotonic=time,
             recheck_interval=0.01,
@@ -98,6 +101,9 @@ class LocalPool(PoolClient):
         )
         self.rules = EasyPool.over(services[self.plan.name].pool)
         """Of the first shard."""
+
+    def _new_shard(self, plan: PoolPlan, name: str) -> ShardService:
+        return ShardService(self._make_shard(plan, name))
 
     def add_shards(self, plan: PoolPlan, changed: PoolPlan | None = None) -> None:
         """Start the shards of a plan that do not run yet, or those of one that is to change it. They follow `plan`."""

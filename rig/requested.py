@@ -5,7 +5,7 @@ import asyncio
 from rig.asked import asked
 from stepwell.pool.api.transport import UNSEEN, flush_topic
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.calls import TakeRequests
+from stepwell.pool.slices.producing import TakeRequests
 
 
 async def requested(shard: ShardService, gateway: str, *, has_told: bool = True) -> list[str]:

@@ -20,10 +20,10 @@ from benchmarks.gateway_rig.spoken import CHAT, SPOKEN
 from benchmarks.gateway_rig.subjects import Door
 from rig.tiny_model import make_tiny_model
 from rig.waiting import wait_until
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 NAME = "stepwell"
 POOL = "data_pool"

@@ -28,10 +28,12 @@ from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_backends import journal_backend
-from stepwell.pool.shard.journal_header import JournalIdentity
+from stepwell.pool.shard.journal_store import JournalIdentity
+from stepwell.pool.shard.placement import journal_backend
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
-from stepwell.pool.slices.steps import AddGroups
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step
 
@@ -126,7 +128,7 @@ class HeldShard:
 
     def _start(self) -> None:
         self._journal = None if self._folder is None else self._open_journal(self._folder)
-        self._service = ShardService(self._plan, NAME, journal=self._journal)
+        self._service = ShardService(Shard(self._plan, NAME, journal=self._journal, slices=SLICES))
 
     def _open_journal(self, folder: str) -> ShardJournal:
         identity = JournalIdentity(pool=NAME, pool_uid=self._plan.uid, shards=1, index=0)

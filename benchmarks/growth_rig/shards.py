@@ -20,7 +20,6 @@ from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
 
 AXIS = "shards"

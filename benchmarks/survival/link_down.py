@@ -19,7 +19,7 @@ from rig.network_namespace import NetworkNamespace, network_namespace
 from rig.ray_node_process import ray_node_process
 from rig.ray_nodes import ray_nodes
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.journal_header import JournalIdentity
+from stepwell.pool.shard.journal_store import JournalIdentity
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 
 SHARDS, GATEWAYS = 4, 2

@@ -14,8 +14,9 @@ from benchmarks.survival.row import RowOutcome
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.shard.sqlite_scrub import ROOM
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.shard.sqlite_journal import ROOM, SqliteJournal
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.forgetting_work import Forgetting
 
@@ -30,11 +31,13 @@ WAITS = 3.0
 PLAN = PoolPlan(uid="5f0c", min_free_bytes=2**20)
 
 
-class Shard:
+class DiskShard:
     def __init__(self, path: Path) -> None:
         self.ended = 0
         self._journal = SqliteJournal(path, closed_kept=1_000)
-        self.service = ShardService(PLAN, path.stem, journal=self._journal, on_journal_failure=self._end)
+        self.service = ShardService(
+            Shard(PLAN, path.stem, journal=self._journal, on_journal_failure=self._end, slices=SLICES)
+        )
         self.service.pool.state.slice_of(Forgetting).retry_pause = 0.2
 
     async def fill(self, suffix: str, nbytes: int) -> People:
@@ -64,7 +67,7 @@ class ForgettingOnSmallDisk:
     async def run(self, *, quick: bool) -> RowOutcome:
         megabytes = QUICK_JOURNAL_MB if quick else JOURNAL_MB
         with small_disk(3 * megabytes + 200) as disk:
-            a, b = Shard(disk.folder / FIRST), Shard(disk.folder / SECOND)
+            a, b = DiskShard(disk.folder / FIRST), DiskShard(disk.folder / SECOND)
             await a.fill("", megabytes * MB)
             others = await b.fill("-wal", LOG)
             b.reuse_log()

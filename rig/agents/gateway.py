@@ -13,7 +13,6 @@ from rig.ray_cluster import RayCluster
 from rig.vocabulary import encode, pieces
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
 
 CONTROL_KEY = "the-key-of-whoever-runs-the-agents"

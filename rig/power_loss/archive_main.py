@@ -15,9 +15,10 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward, Register
 from stepwell.steps.columns import pack
 
 GROUPS_PER_FILE = 5
@@ -36,7 +37,9 @@ async def main(folder: Path) -> None:
     journal = SqliteJournal(folder / "data_pool.sqlite", closed_kept=100)
     journal.db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
     archive = open_archive(folder, journal)
-    service = ShardService(PoolPlan(min_free_bytes=0), "data_pool", journal=journal, archive=archive)
+    service = ShardService(
+        Shard(PoolPlan(min_free_bytes=0), "data_pool", journal=journal, archive=archive, slices=SLICES)
+    )
     for number in count():
         uid, prompt = f"t{number}", f"p{number}"
         await service.run([Register(Registration(uid, prompt))])

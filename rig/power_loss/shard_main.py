@@ -9,8 +9,10 @@ from rig.builders import make_step
 from stepwell.pool.api.plan import JournalSync, PoolPlan
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import pack
 
 IN_FLIGHT = 4
@@ -28,7 +30,7 @@ async def produce(service: ShardService, first: int) -> None:
 
 async def main(path: str, sync: str) -> None:
     journal = SqliteJournal(Path(path), closed_kept=100, sync=JournalSync(sync))
-    service = ShardService(PoolPlan(min_free_bytes=0), "data_pool", journal=journal)
+    service = ShardService(Shard(PoolPlan(min_free_bytes=0), "data_pool", journal=journal, slices=SLICES))
     await asyncio.gather(*(produce(service, first) for first in range(IN_FLIGHT)))
 
 

@@ -19,9 +19,9 @@ from rig.gateways import gateway_process
 from rig.ray_cluster import RayCluster
 from rig.vllm_server import MODEL_NAME, VllmServer
 from rig.waiting import wait_until
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 ROOT = Path(__file__).parents[2]
 MAX_STALENESS = 4

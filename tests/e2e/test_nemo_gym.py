@@ -17,10 +17,10 @@ from rig.foreign.gym_package import importable_gym
 from rig.local_pool import LocalPool
 from stepwell.errors import BadRequest, Conflict
 from stepwell.nemo_gym import RECORD, PoolLineage, PoolTokenSink, PoolTokenSource
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Exactness
 
 CHECKS = [

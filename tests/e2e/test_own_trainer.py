@@ -12,10 +12,10 @@ import pytest
 from rig.calls import get
 from rig.ray_cluster import RayCluster
 from rig.vllm_server import VllmServer
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.unit.trainers.models import one_turn
 
 PAGE = Path(__file__).parents[2] / "docs" / "bring-your-own-trainer.md"

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from rig.calls import get
 from rig.ray_cluster import RayCluster
 from rig.vllm_server import VllmServer
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.unit.trainers.models import one_turn
 
 POOL, GROUPS = "trained", 4

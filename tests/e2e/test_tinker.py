@@ -20,7 +20,6 @@ from rig.vllm_server import VllmServer, start_vllm
 from rig.waiting import until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.feed import read_state
 from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
 

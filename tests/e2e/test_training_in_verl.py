@@ -15,10 +15,10 @@ from rig.ray_cluster import RayCluster
 from rig.ray_nodes import joined_node
 from rig.trainers.verl_run import ALIKE, RESOURCES, start_verl
 from rig.vllm_server import VllmServer
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.unit.trainers.models import one_turn
 
 POOL = "training_in_verl"

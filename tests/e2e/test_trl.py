@@ -29,9 +29,9 @@ from stepwell.demo.engine import start_engine
 from stepwell.demo.episodes import VALIDATION
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import HELD_OUT, TASKS, shown, split
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
 from stepwell.trainers.weight_sync import probe_logprobs
 

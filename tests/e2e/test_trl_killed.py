@@ -15,10 +15,10 @@ from rig.ray_cluster import RayCluster
 from rig.tiny_model import make_tiny_model
 from rig.trainers.lives import passes_for
 from rig.trainers.process import answer_of, start_program
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 ROLLOUTS, DIGIT = 2, 16
 SAMPLES = 3

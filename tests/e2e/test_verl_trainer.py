@@ -26,9 +26,9 @@ from stepwell.demo.engine import start_engine
 from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import TASKS, shown, split
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 TASK = "tool"
 SEED = 0

@@ -24,10 +24,10 @@ from rig.trainers.process import DEFAULT, PROGRAMS, SETTINGS, answer_of, start_c
 from rig.vocabulary import END_OF_TURN, encode
 from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.examples.folders import EXAMPLES, shell_block
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import ScriptedEngine, serve

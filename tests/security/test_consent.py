@@ -13,8 +13,7 @@ from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import CONSENT, RETENTION
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward, Register
 from stepwell.steps.arrow import ParquetReader
 from stepwell.steps.columns import pack
 from stepwell.wire.gateway_api import InitTrajectory

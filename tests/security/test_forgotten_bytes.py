@@ -24,8 +24,7 @@ from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import Forget
-from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import AddSteps, GiveReward
+from stepwell.pool.slices.producing import AddSteps, GiveReward, PlaceSession
 from stepwell.steps.arrow import ParquetReader
 from stepwell.steps.columns import pack
 

@@ -18,8 +18,7 @@ from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import Forget
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import batch_digest, lineage_name, trajectory_digests
 from stepwell.steps.step import Exactness, logprobs_array

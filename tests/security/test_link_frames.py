@@ -27,7 +27,7 @@ from stepwell.pool.client.link_messages import (
     read_frame,
 )
 from stepwell.pool.client.link_process import LinkServer
-from stepwell.pool.slices.trajectories import ChannelIfOpen
+from stepwell.pool.slices.producing import ChannelIfOpen
 
 WAIT = 60.0
 

@@ -24,10 +24,10 @@ from rig.network_links import ServedLink, served_link
 from rig.ray_cluster import RayCluster
 from rig.threads import in_thread
 from rig.waiting import wait_until
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.client.link import GREETING, NONCE_BYTES, proof_of, read_secrets
 from stepwell.pool.client.link_messages import HEADER, SIZE, LinkCall
-from stepwell.pool.client.network_link import GREETING, NONCE_BYTES, proof_of, read_secrets
-from stepwell.pool.shard.actor import start_pool
 
 TIMEOUT = 5.0
 MEDIA_TYPES = (

@@ -26,9 +26,7 @@ from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import FindOverdue, ForgetOverdue
 from stepwell.pool.slices.forgetting_work import Forgetting
-from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.slices.producing import AddSteps, PlaceSession, Register
 from stepwell.pool.state.tombstones import AGE
 from stepwell.steps.arrow import ParquetReader, ParquetWriter, step_groups_to_arrow
 from stepwell.steps.columns import pack

@@ -25,8 +25,8 @@ from rig.threads import in_thread
 from rig.waiting import wait_until
 from stepwell.common.listening import check_certificate
 from stepwell.errors import BadRequest
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.actor import start_pool
 
 KEY = "control-key-of-the-tests"
 AGENT = """

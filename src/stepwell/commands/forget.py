@@ -16,17 +16,16 @@ from stepwell.common.files import replacing_file
 from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.archive_files import ArchiveFiles
-from stepwell.pool.shard.late_rewards import FOLDER
+from stepwell.pool.shard.archive_files import LATE_REWARDS, ArchiveFiles
 from stepwell.pool.slices.forgetting import (
     FindOverdue,
     Forget,
     ForgetKeptBack,
     ForgetOverdue,
     Overdue,
+    RowTest,
     merge_receipts,
 )
-from stepwell.pool.slices.removal import RowTest
 from stepwell.pool.state.tombstones import AGE, OLDER_THAN, Tombstone, Tombstones
 
 EXTRA = "arrow"
@@ -139,7 +138,7 @@ def clean_folder(url: str, tombstone: Tombstone, tombstones: Tombstones) -> dict
     if not fs.isdir(folder):
         raise BadRequest(f"{url} is not a folder")
     removed = dict[str, Any]()
-    for place in (folder, f"{folder}/data", f"{folder}/{FOLDER}"):
+    for place in (folder, f"{folder}/data", f"{folder}/{LATE_REWARDS}"):
         files = ArchiveFiles(fs, place)
         for file in files.files():
             found = files.find(file, RowTest(tombstone, tombstones).is_removed)

@@ -156,7 +156,7 @@ def run_pool(settings: PoolSettings) -> None:
 
 async def _keep_pool(settings: PoolSettings) -> None:
     from stepwell.pool.client.link import RayLink
-    from stepwell.pool.client.pool_keeper import keep_pool
+    from stepwell.pool.shard.resharding import keep_pool
 
     link = RayLink(settings.ray_address, settings.ray_namespace)
     link.start()
@@ -175,8 +175,8 @@ async def _keep_pool(settings: PoolSettings) -> None:
 
 def _create_pool(settings: PoolSettings, *, changes_shards: bool = True) -> None:
     """A pool that was created before has as many shards as before, unless a number is given that it is to have."""
+    from stepwell.pool.actors import reshard_pool, start_pool
     from stepwell.pool.client.ray_cluster import join_ray
-    from stepwell.pool.shard.actor import reshard_pool, start_pool
 
     join_ray(settings.ray_address, settings.ray_namespace)
     plan = PoolPlan(
@@ -225,7 +225,7 @@ class LinkSettings(PoolSection, env_prefix="STEPWELL_LINK_"):
 
 def run_link(settings: LinkSettings) -> None:
     """Runs the link until a signal ends it, also while Ray is away. Its clients repeat what is under way then."""
-    from stepwell.pool.client.network_link import read_secrets
+    from stepwell.pool.client.link import read_secrets
 
     check_certificate(settings.tls_cert, settings.tls_key)
     read_secrets(settings.secret_file)
@@ -234,7 +234,7 @@ def run_link(settings: LinkSettings) -> None:
 
 async def _run_link(settings: LinkSettings) -> None:
     from stepwell.pool.client.link import RayLink
-    from stepwell.pool.client.link_listener import NetworkTerms
+    from stepwell.pool.client.link_process import NetworkTerms
 
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

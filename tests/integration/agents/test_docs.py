@@ -19,9 +19,9 @@ from rig.ray_cluster import RayCluster
 from rig.threads import in_thread
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import AgentFlow, RolloutResult, RolloutStatus
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 SAMPLE = {"question": "2 + 2?", "answer": "4"}

@@ -20,9 +20,9 @@ from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.agents.rollout import Rollout
 from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.errors import NotReady
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 KEY = "a-control-key-of-the-tests"
 

@@ -13,7 +13,6 @@ from rig.gateways import GatewayProcess, free_port
 from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_to_arrow
 

@@ -26,8 +26,8 @@ from stepwell.envs.group_files import group_html
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.loop.progress import EnvProgress
 from stepwell.envs.servers import ServerManager
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.actor import start_pool
 from stepwell.wire.scored_groups import EnvRegistration
 
 KEY = "a-key-of-sufficient-length"

@@ -13,9 +13,9 @@ from rig.builders import make_group
 from rig.gateways import served_process
 from rig.ray_cluster import RayCluster
 from rig.vocabulary import encode
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.dashboard.client import BEARER, KEY, curate, eventually, get, known
 
 

@@ -16,9 +16,9 @@ from rig.fake_engine import FakeEngine
 from rig.gateways import GatewayProcess, free_port
 from rig.waiting import wait_until
 from stepwell.gateway.recording.spool import Spool
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.conftest import StartGateway
 
 

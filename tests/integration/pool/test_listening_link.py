@@ -23,8 +23,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import SERVING, UNSEEN, ActorAway
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.network_link import NetworkLink
-from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.client.link import NetworkLink
 from tests.integration.dashboard.client import BEARER, KEY, eventually, get, known
 
 DASHBOARD_PORT, GATEWAY_PORT, ENGINE_PORT = 8200, 8100, 8001

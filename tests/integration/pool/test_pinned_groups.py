@@ -20,7 +20,6 @@ from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.staleness import Present
 from stepwell.pool.api.watching import why_not_trained
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import reshard_pool, start_pool
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.state.journal import StateJournal

@@ -7,10 +7,10 @@ import pytest
 from rig.actors import actor, node_of
 from rig.ray_nodes import joined_node
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 SOON = 2.0
 

@@ -15,9 +15,9 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.threads import in_thread
 from stepwell.errors import BadRequest, Conflict, NotPermitted, UnknownTrajectory
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 KEY = "a-control-key-of-the-tests"
 
@@ -142,7 +142,7 @@ def test_feedback_after_the_training_is_kept_in_the_archive(namespace: str, tmp_
         with DataPool(PoolClient("data_pool", namespace)).batch(1, timeout=60.0) as batch:
             assert batch.rewards_T.tolist() == [1.0]
         assert run.feedback(t.trajectory_uid, t.prompt_uid, -1.0, source="thumbs", note="it broke later") == "counted"
-    ray.get(ray.get_actor("data_pool", namespace).__ray_call__.remote(lambda shard: shard.actor._archive.flush()))
+    ray.get(ray.get_actor("data_pool", namespace).__ray_call__.remote(lambda shard: shard.actor.shard.archive.flush()))
     (file,) = (tmp_path / "archive" / "_rewards").iterdir()
     (row,) = pq.read_table(file).to_pylist()
     assert (row["trajectory_uid"], row["value"], row["source"], row["notes"], row["revision"]) == (

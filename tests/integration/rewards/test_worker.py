@@ -14,10 +14,10 @@ from rig.actors import pid_of, wait_until_back
 from rig.builders import make_group
 from rig.waiting import wait_until
 from stepwell.errors import BadRequest, Conflict, NotReady, RewardFailed
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.runner.messages import Job

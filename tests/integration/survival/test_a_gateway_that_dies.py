@@ -22,9 +22,9 @@ from rig.ray_cluster import RayCluster
 from rig.threads import in_thread
 from rig.waiting import wait_until
 from stepwell.errors import FetchTimeout
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.test_spool import spooled
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}

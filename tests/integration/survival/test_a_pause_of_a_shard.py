@@ -14,8 +14,7 @@ from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import GatheringTransport
-from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.client.link_messages import GatheringTransport
 from stepwell.pool.shard.gateway_roster import GAP
 from stepwell.pool.shard.ray_transport import RayTransport
 

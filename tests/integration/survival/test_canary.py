@@ -14,10 +14,10 @@ from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
 from rig.waiting import until
 from stepwell.engines.routing import SessionSplit
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 CHAT = "/v1/chat/completions"
 SHARE = 0.4

@@ -15,10 +15,10 @@ from rig.actors import actor, pid_of
 from rig.builders import make_step
 from rig.ray_nodes import joined_node
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.pool.conftest import started
 
 PATIENCE = 120.0

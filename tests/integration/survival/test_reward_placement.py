@@ -11,7 +11,6 @@ from rig.ray_nodes import joined_node
 from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, place_workers, start_rewards
 

@@ -26,7 +26,7 @@ HEAVY = (
     "transformers",
 )
 SERVING = ("aiohttp", "fastapi", "starlette", "uvicorn")
-POOL_INSIDE = ("pool.shard.actor", "pool.shard.journal", "pool.rules.pool")
+POOL_INSIDE = ("pool.actors", "pool.shard.journal", "pool.rules.pool")
 """A slice has its operations and its state in one file, so that who asks for something loads `pool.state`."""
 
 SERVES_AGENTS = ("gateway.gateway_app", "gateway._sampling", "gateway._rules", "gateway._redactor", "sections.serve")

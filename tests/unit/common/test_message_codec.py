@@ -43,7 +43,7 @@ from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client.link_messages import LinkAnswer, LinkCall, LinkState
 from stepwell.pool.shard.operation import LongOperation, Operation
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.trajectories import ChannelIfOpen
+from stepwell.pool.slices.producing import ChannelIfOpen
 from stepwell.steps.columns import Columns, PrefixLinks, pack, unpack
 from stepwell.steps.step import Exactness, VersionSpan
 

@@ -18,7 +18,7 @@ from stepwell.errors import BadRequest
 from stepwell.exports.export_files import FileSource, open_target
 from stepwell.exports.shapes import StepsShape
 from stepwell.pool.client.batch import make_batch
-from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
+from stepwell.pool.shard.archive_files import LateReward, late_rewards_table
 from stepwell.steps.arrow import ROWS, step_groups_from_arrow
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.groups import StepGroup

@@ -11,10 +11,10 @@ from stepwell.pool.api.plan import Limits, OnIncomplete, PoolPlan
 from stepwell.pool.api.producing import TELL_CALLS, CallBegun, Registration, Repeats
 from stepwell.pool.shard.gateway_roster import HEARTBEAT
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.calls import BeginCall, EndCall, TellCalls
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, BeginCall, Complete, EndCall, Register, TellCalls
 from stepwell.steps.columns import pack
 from stepwell.steps.trainable import INCOMPLETE, UNSEEN, fault_kind
 
@@ -33,7 +33,9 @@ def clock() -> PoolClock:
 
 def start(clock: PoolClock, limits: Limits | None = None, journal: SqliteJournal | None = None) -> ShardService:
     plan = PoolPlan(limits=limits or Limits())
-    return ShardService(plan, "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01)
+    return ShardService(
+        Shard(plan, "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01, slices=SLICES)
+    )
 
 
 @pytest.fixture

@@ -18,9 +18,10 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_TRAJECTORY
 from stepwell.steps.columns import pack
 
@@ -84,7 +85,7 @@ def opened(folder: Path, **settings: Any) -> ShardService:
     journals.append(journal)
     url = f"troubled://{folder}/archive"
     archive = ParquetArchive(url, "data_pool", journal, groups_per_file=PER_FILE, retry_pause=0.05, **settings)
-    return ShardService(PoolPlan(), "data_pool", journal=journal, archive=archive)
+    return ShardService(Shard(PoolPlan(), "data_pool", journal=journal, archive=archive, slices=SLICES))
 
 
 async def in_time(call: Awaitable[T]) -> T:

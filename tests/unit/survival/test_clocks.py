@@ -12,9 +12,10 @@ from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.steps.columns import pack
 
 ONE = BatchRequest(count=1, channel="train")
@@ -32,7 +33,7 @@ class Clocks:
         self.monotonic += seconds
 
 
-class Shard:
+class OneShard:
     """A shard with its journal, which can be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
@@ -44,11 +45,14 @@ class Shard:
         self.journal = SqliteJournal(self.path, closed_kept=100)
         plan = PoolPlan(limits=Limits(group_deadline=DEADLINE, unfinished_reward=None), min_free_bytes=0)
         self.service = ShardService(
-            plan,
-            plan.name,
-            journal=self.journal,
-            clock=lambda: self.clocks.wall,
-            monotonic=lambda: self.clocks.monotonic,
+            Shard(
+                plan,
+                plan.name,
+                journal=self.journal,
+                clock=lambda: self.clocks.wall,
+                monotonic=lambda: self.clocks.monotonic,
+                slices=SLICES,
+            )
         )
 
     def kill(self) -> None:
@@ -76,12 +80,12 @@ class Shard:
 
 
 @pytest.fixture
-def shard(tmp_path: Path) -> Shard:
-    return Shard(tmp_path)
+def shard(tmp_path: Path) -> OneShard:
+    return OneShard(tmp_path)
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-async def test_a_jump_of_the_wall_clock_drops_nothing_and_leases_nothing_twice(shard: Shard, jump: float) -> None:
+async def test_a_jump_of_the_wall_clock_drops_nothing_and_leases_nothing_twice(shard: OneShard, jump: float) -> None:
     await shard.begin("open")
     await shard.lease("leased")
     shard.clocks.wall += jump
@@ -93,7 +97,7 @@ async def test_a_jump_of_the_wall_clock_drops_nothing_and_leases_nothing_twice(s
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
-async def test_leases_and_deadlines_end_in_time_after_a_jump(shard: Shard, jump: float) -> None:
+async def test_leases_and_deadlines_end_in_time_after_a_jump(shard: OneShard, jump: float) -> None:
     await shard.begin("open")
     await shard.lease("leased")
     shard.clocks.wall += jump
@@ -104,7 +108,7 @@ async def test_leases_and_deadlines_end_in_time_after_a_jump(shard: Shard, jump:
     shard.kill()
 
 
-async def test_the_grace_after_a_completion_is_not_ended_by_a_jump(shard: Shard) -> None:
+async def test_the_grace_after_a_completion_is_not_ended_by_a_jump(shard: OneShard) -> None:
     await shard.begin("t")
     began = shard.clocks.wall
     await shard.service.run([Complete("t", "t", 1.0)])
@@ -119,7 +123,7 @@ async def test_the_grace_after_a_completion_is_not_ended_by_a_jump(shard: Shard)
     ("age", "verdict"), [(20.0, SubmitVerdict.ACCEPTED), (2.0, SubmitVerdict.LATE)], ids=["in flight", "begun later"]
 )
 async def test_a_late_step_is_judged_by_its_age_whatever_the_clock_of_its_gateway_says(
-    shard: Shard, ahead: float, age: float, verdict: SubmitVerdict
+    shard: OneShard, ahead: float, age: float, verdict: SubmitVerdict
 ) -> None:
     await shard.begin("t")
     await shard.service.run([Complete("t", "t", 1.0)])
@@ -130,7 +134,9 @@ async def test_a_late_step_is_judged_by_its_age_whatever_the_clock_of_its_gatewa
     shard.kill()
 
 
-async def test_a_step_of_a_gateway_whose_clock_was_set_back_meanwhile_is_taken_in_its_grace(shard: Shard) -> None:
+async def test_a_step_of_a_gateway_whose_clock_was_set_back_meanwhile_is_taken_in_its_grace(
+    shard: OneShard,
+) -> None:
     await shard.begin("t")
     began = shard.clocks.wall
     await shard.service.run([Complete("t", "t", 1.0)])
@@ -140,7 +146,7 @@ async def test_a_step_of_a_gateway_whose_clock_was_set_back_meanwhile_is_taken_i
     shard.kill()
 
 
-async def test_time_stands_still_while_a_shard_is_down(shard: Shard) -> None:
+async def test_time_stands_still_while_a_shard_is_down(shard: OneShard) -> None:
     await shard.begin("open")
     await shard.lease("leased")
     shard.clocks.run(LEASE / 2)
@@ -157,7 +163,7 @@ async def test_time_stands_still_while_a_shard_is_down(shard: Shard) -> None:
     shard.kill()
 
 
-async def test_an_idle_shard_that_is_asked_now_and_then_loses_only_seconds(shard: Shard) -> None:
+async def test_an_idle_shard_that_is_asked_now_and_then_loses_only_seconds(shard: OneShard) -> None:
     await shard.lease("leased")
     for _ in range(11):
         shard.clocks.run(5.0)
@@ -169,7 +175,9 @@ async def test_an_idle_shard_that_is_asked_now_and_then_loses_only_seconds(shard
     shard.kill()
 
 
-async def test_where_the_pool_time_is_lost_leases_and_deadlines_go_on_from_the_last_change(shard: Shard) -> None:
+async def test_where_the_pool_time_is_lost_leases_and_deadlines_go_on_from_the_last_change(
+    shard: OneShard,
+) -> None:
     await shard.begin("open")
     await shard.lease("leased")
     shard.clocks.run(10.0)

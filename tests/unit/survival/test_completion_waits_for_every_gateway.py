@@ -21,10 +21,18 @@ from stepwell.pool.api.producing import (
 from stepwell.pool.api.transport import UNSEEN, flush_topic
 from stepwell.pool.shard.gateway_roster import BUSY, HEARTBEAT, IDLE_PAUSE, LONGEST_RETURN, SHOW_PAUSE
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.calls import TakeRequests, TellCalls
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import ChannelIfOpen, Complete, Register
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import (
+    AddSteps,
+    ChannelIfOpen,
+    Complete,
+    GiveReward,
+    Register,
+    TakeRequests,
+    TellCalls,
+)
 from stepwell.steps.columns import pack
 
 COMPLETION = Complete("t", "p", 1.0, gateway="a")
@@ -44,7 +52,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def shard(clock: Clock) -> ShardService:
-    return ShardService(PoolPlan(), "data_pool", monotonic=clock, recheck_interval=0.01)
+    return ShardService(Shard(PoolPlan(), "data_pool", monotonic=clock, recheck_interval=0.01, slices=SLICES))
 
 
 async def serve(shard: ShardService, *gateways: str) -> None:
@@ -227,7 +235,9 @@ async def test_a_living_gateway_that_does_not_flush_delays_the_completion_and_is
 async def test_after_a_restart_all_gateways_are_asked(tmp_path: Path, clock: Clock) -> None:
     def started() -> tuple[ShardService, SqliteJournal]:
         journal = SqliteJournal(tmp_path / "journal.db", closed_kept=10)
-        return ShardService(PoolPlan(), "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01), journal
+        return ShardService(
+            Shard(PoolPlan(), "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01, slices=SLICES)
+        ), journal
 
     shard, journal = started()
     await serve(shard, "a", "b")
@@ -248,7 +258,9 @@ async def test_after_a_restart_all_gateways_are_asked(tmp_path: Path, clock: Clo
 async def test_after_a_restart_a_gateway_is_asked_that_had_only_listened(tmp_path: Path, clock: Clock) -> None:
     def started() -> tuple[ShardService, SqliteJournal]:
         journal = SqliteJournal(tmp_path / "journal.db", closed_kept=10)
-        return ShardService(PoolPlan(), "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01), journal
+        return ShardService(
+            Shard(PoolPlan(), "data_pool", journal=journal, monotonic=clock, recheck_interval=0.01, slices=SLICES)
+        ), journal
 
     shard, journal = started()
     assert await requested(shard, "b") == []
@@ -280,7 +292,7 @@ async def test_the_reward_of_a_trajectory_waits_for_no_gateway(shard: ShardServi
 
 
 async def test_a_shard_without_its_journal_refuses_what_gateways_tell_it() -> None:
-    shard = ShardService(PoolPlan(), "data_pool", refusal="it waits for its journal")
+    shard = ShardService(Shard(PoolPlan(), "data_pool", refusal="it waits for its journal", slices=SLICES))
     for call in (requested(shard, "a"), shard.flushed("a", ["t"]), shard.leave("a")):
         with pytest.raises(PoolUnavailable, match="waits for its journal"):
             await call

@@ -14,10 +14,11 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import ReadAudit
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.steps.columns import pack
 
 TOKENS = range(20_000)
@@ -28,10 +29,13 @@ def open_service(
 ) -> tuple[ShardService, SqliteJournal]:
     journal = SqliteJournal(path, closed_kept=100)
     service = ShardService(
-        PoolPlan(journal=str(path.parent), min_free_bytes=min_free_bytes),
-        "data_pool",
-        journal=journal,
-        on_journal_failure=lambda: None if ended is None else ended.append("ended"),
+        Shard(
+            PoolPlan(journal=str(path.parent), min_free_bytes=min_free_bytes),
+            "data_pool",
+            journal=journal,
+            on_journal_failure=lambda: None if ended is None else ended.append("ended"),
+            slices=SLICES,
+        )
     )
     return service, journal
 

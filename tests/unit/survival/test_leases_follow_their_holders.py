@@ -20,9 +20,10 @@ from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.steps.columns import pack
 
@@ -308,11 +309,15 @@ class PreparedBatch:
         self.decision = f"{batch_uid}{DECISION}"
         self.coordinator = self.opened_coordinator()
         self.is_cut_off = True
-        self.other = ShardService(PoolPlan(shards=2), OTHER, ask_decision=self.ask, heartbeat_timeout=TIMEOUT)
+        self.other = ShardService(
+            Shard(PoolPlan(shards=2), OTHER, ask_decision=self.ask, heartbeat_timeout=TIMEOUT, slices=SLICES)
+        )
 
     def opened_coordinator(self) -> ShardService:
         self.journal = SqliteJournal(self.path, closed_kept=100)
-        return ShardService(PoolPlan(shards=2, min_free_bytes=0), COORDINATOR, journal=self.journal)
+        return ShardService(
+            Shard(PoolPlan(shards=2, min_free_bytes=0), COORDINATOR, journal=self.journal, slices=SLICES)
+        )
 
     async def ask(self, _: str, decision: str) -> Settlement:
         if self.is_cut_off:

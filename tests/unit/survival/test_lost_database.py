@@ -11,8 +11,9 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 
 pytest.importorskip("psycopg")
@@ -27,10 +28,13 @@ class DatabaseShard:
         self.store = PostgresStore(url, name)
         self.has_ended = False
         self.service = ShardService(
-            PoolPlan(name=name, journal=url),
-            name,
-            journal=ShardJournal(self.store, closed_kept=100),
-            on_journal_failure=self._end,
+            Shard(
+                PoolPlan(name=name, journal=url),
+                name,
+                journal=ShardJournal(self.store, closed_kept=100),
+                on_journal_failure=self._end,
+                slices=SLICES,
+            )
         )
 
     async def submit(self, n: int) -> SubmitVerdict:

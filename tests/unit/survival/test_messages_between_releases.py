@@ -31,8 +31,9 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Serving
 from stepwell.pool.api.producing import Pacing
 from stepwell.pool.client.shards import ShardSet
-from stepwell.pool.shard.actor import ShardActor
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 from stepwell.steps.columns import Columns, pack, restore_columns, unpack
 from stepwell.steps.step import Step, VersionSpan, ids_array
 
@@ -183,7 +184,7 @@ async def test_a_client_of_a_pool_without_a_uid_goes_on_with_the_upgraded_pool_a
 
 @pytest.mark.parametrize("call", ["answer", "submit_steps", "submit_groups", "give_reward"])
 async def test_a_gateway_of_the_release_before_operations_keeps_its_steps_and_says_why(call: str) -> None:
-    shard = ShardService(PoolPlan(), "data_pool")
+    shard = ShardService(Shard(PoolPlan(), "data_pool", slices=SLICES))
     with pytest.raises(PoolUnavailable, match="is of 0.2: bring it to the release of the pool; its steps wait"):
         await getattr(shard, call)([], revision=1)
 
@@ -208,7 +209,7 @@ def test_the_class_of_an_actor_is_loaded_where_none_of_our_modules_exists() -> N
 
 
 async def test_a_portable_actor_has_the_calls_of_its_class() -> None:
-    actor = portable_actor(ShardService)(PoolPlan(), "data_pool")
+    actor = portable_actor(ShardService)(Shard(PoolPlan(), "data_pool", slices=SLICES))
     assert await actor.plan() == PoolPlan()
     with pytest.raises(TypeError, match="unexpected keyword argument 'unheard'"):
         await actor.stats(unheard=1)

@@ -11,7 +11,7 @@ from rig.waiting import until
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import Columns
 
 BAD = "bad"

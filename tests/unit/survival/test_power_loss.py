@@ -17,8 +17,8 @@ from rig.preloads import SYNCED_ONLY, build, has_compiler
 from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.rules.pool import Pool
-from stepwell.pool.shard.late_rewards import FOLDER as REWARDS
-from stepwell.pool.shard.lineage import FOLDER as LINEAGE
+from stepwell.pool.shard.archive_files import LATE_REWARDS as REWARDS
+from stepwell.pool.shard.archive_files import LINEAGE
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.groups import lineage_name

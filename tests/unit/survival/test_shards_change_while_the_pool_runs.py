@@ -21,10 +21,11 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import Curation, CurationAction
-from stepwell.pool.slices.steps import AddGroups, AddSteps
-from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
+from stepwell.pool.slices.producing import AddGroups, AddSteps, ChannelIfOpen, Register
 from stepwell.steps.columns import pack
 
 PROMPTS = [f"p{n}" for n in range(40)]
@@ -271,7 +272,9 @@ async def test_a_shard_leaves_when_it_is_empty_and_the_clients_have_noticed() ->
 async def test_a_pool_of_a_similar_name_is_no_shard_that_has_left() -> None:
     pool, clock = LocalPool(shards=1), Clock()
     await change(pool, 2)
-    pool.transport.services["data_pool-2"] = ShardService(PoolPlan(name="data_pool-2"), "data_pool-2")
+    pool.transport.services["data_pool-2"] = ShardService(
+        Shard(PoolPlan(name="data_pool-2"), "data_pool-2", slices=SLICES)
+    )
     watch = drain_watch(pool, clock)
     for _ in range(4):
         await watch.look()
@@ -300,7 +303,7 @@ async def test_a_shard_that_leaves_first_archives_all_that_it_has(tmp_path: Path
     journal = SqliteJournal(tmp_path / "data_pool-1.sqlite", closed_kept=100)
     archive = ParquetArchive(str(tmp_path / "archive"), "data_pool-1", journal)
     plan = PoolPlan(shards=2, limits=Limits(history_size=5), min_free_bytes=0, revision=1)
-    shard = ShardService(plan, "data_pool-1", journal=journal, archive=archive)
+    shard = ShardService(Shard(plan, "data_pool-1", journal=journal, archive=archive, slices=SLICES))
     prompt = next(p for p in PROMPTS if Layout(1, 2).owner(p) == 1)
     await asked(shard, AddGroups(pack(make_group(prompt, 1)[0]), make_group(prompt, 1)[1]), 1)
     await trained(shard)
@@ -355,7 +358,7 @@ async def test_a_shard_that_restarts_during_a_change_goes_on_with_it(tmp_path: P
 
     def opened() -> tuple[SqliteJournal, ShardService]:
         journal = SqliteJournal(tmp_path / "data_pool-1.sqlite", closed_kept=100)
-        return journal, ShardService(plan, "data_pool-1", journal=journal)
+        return journal, ShardService(Shard(plan, "data_pool-1", journal=journal, slices=SLICES))
 
     journal, shard = opened()
     await shard.run([Register(Registration("t", moved, group_size=2))], 1)
@@ -532,7 +535,7 @@ async def test_a_first_shard_that_has_forgotten_its_plan_ends_no_change_of_befor
     watch = drain_watch(pool, clock)
     before = await change(pool, 2)
     newest = await change(pool, 6)
-    pool.transport.services["data_pool"] = ShardService(before, "data_pool")
+    pool.transport.services["data_pool"] = ShardService(Shard(before, "data_pool", slices=SLICES))
     for _ in range(3):
         await watch.look()
         assert (await pool.transport.services["data_pool"].plan()).layouts == newest.layouts
@@ -562,7 +565,7 @@ async def test_a_call_that_no_shard_takes_ends_with_what_differs_and_does_not_sp
     plan = await pool.shards.plan()
     await change(pool, 3)
     await pool.shards.agree_with("data_pool")
-    pool.transport.services["data_pool-2"] = ShardService(plan.resharded(8), "data_pool-2")
+    pool.transport.services["data_pool-2"] = ShardService(Shard(plan.resharded(8), "data_pool-2", slices=SLICES))
     theirs, ours = Layout(2, 8), Layout(2, 3)
     prompt = next(p for p in map(str, range(1000)) if ours.owner(p) == 2 and theirs.owner(p) != 2)
     pool.transport.calls = 0

@@ -7,11 +7,11 @@ import pytest
 
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import Layout, PoolPlan
-from stepwell.pool.shard.journal import SCHEMA_VERSION, JournalFailed
-from stepwell.pool.shard.journal_backends import find_journals
-from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
-from stepwell.pool.shard.placement import place_shards
+from stepwell.pool.shard.journal_store import SCHEMA_VERSION, JournalFailed, JournalHeader, JournalIdentity
+from stepwell.pool.shard.placement import find_journals, place_shards
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 from tests.unit.pool.shard.journals import Place, header_of, open_journal
 
 OURS = JournalIdentity(pool="data_pool", pool_uid="a1", shards=4, index=1)
@@ -191,7 +191,7 @@ def test_journals_are_found_by_the_name_of_their_pool(tmp_path: Path) -> None:
 
 async def test_a_journal_names_the_layouts_that_its_shard_has_followed_last(place: Place) -> None:
     journal = open_journal(place, OURS)
-    shard = ShardService(PoolPlan(shards=4, min_free_bytes=0), "data_pool-1", journal=journal)
+    shard = ShardService(Shard(PoolPlan(shards=4, min_free_bytes=0), "data_pool-1", journal=journal, slices=SLICES))
     await shard.adopt_plan((await shard.plan()).resharded(6))
     journal.close()
     assert header_of(place).layouts == (Layout(1, 4), Layout(2, 6))

@@ -17,7 +17,7 @@ from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.client.batch import batch_from_arrow, batch_of, make_batch
-from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
+from stepwell.pool.shard.archive_files import LateReward, late_rewards_table
 from stepwell.pool.slices.curation import Curation, CurationAction
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.groups import StepGroup

@@ -9,8 +9,9 @@ from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 from stepwell.steps.columns import pack
 
 
@@ -42,7 +43,7 @@ def test_a_group_that_comes_back_is_counted_once() -> None:
 
 
 async def test_it_is_said_in_the_log_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
-    service = ShardService(PoolPlan(), "data_pool")
+    service = ShardService(Shard(PoolPlan(), "data_pool", slices=SLICES))
     with caplog.at_level(logging.WARNING, logger="stepwell.pool"):
         for prompt in ("a", "b", "c", "d"):
             for n in range(2):

@@ -22,7 +22,7 @@ from stepwell.common.async_calls import BatchSender
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.plan import FIRST_REVISION, GroupElsewhere, LayoutDiffers, PoolPlan
 from stepwell.pool.api.producing import FlushNeeded, SubmitVerdict
-from stepwell.pool.client.shards import RETRY_PAUSE, ShardClient, ShardSet
+from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
 from stepwell.pool.shard.operation import LongOperation, MergedOperation, Operation, ShardRoute
 from stepwell.pool.slices.forgetting import Forget, ForgetOverdue, merge_receipts
 from stepwell.steps.columns import Columns, cut, stack
@@ -182,9 +182,11 @@ def rows_of(columns: Columns, indexes: Sequence[int]) -> Columns:
     return stack([piece for piece, (kept, _) in zip(pieces, runs, strict=True) if kept])
 
 
-class AskingClient(ShardClient):
+class AskingClient:
+    """Asks the shards of one pool."""
+
     def __init__(self, shards: ShardSet) -> None:
-        super().__init__(shards)
+        self.shards = shards
         self._senders: dict[tuple[str, int], BatchSender[Operation[Any], Any]] = {}
         """By shard and revision of the plan."""
         shards.on_new_plan.append(lambda _: self._senders.clear())

@@ -353,8 +353,8 @@ def oldest_parts(summaries: dict[str, ReadySummary], count: int, limit: UserLimi
 async def take_ready(
     shards: ShardSet, held: HeldLeases, request: BatchRequest, most: int, lease: float
 ) -> list[LeasedGroups]:
-    """Of each shard its oldest ones, as many as are ready now, `most` of all shards together. A shard that is away has
-    none."""
+    """The oldest batches of each shard that are ready now, at most `most` of all shards together. A shard that is away
+    has none."""
     names, request = await shards.names(), replace(request, batch=most)
     sizes = [(most + number) // len(names) for number in range(len(names))]
     taken: list[LeasedGroups] = []

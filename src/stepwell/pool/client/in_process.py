@@ -11,6 +11,8 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorMissing
 from stepwell.pool.client.pool_client import PoolClient
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 
 
 class InProcessTransport:
@@ -35,5 +37,5 @@ def start_in_process(plan: PoolPlan) -> PoolClient:
         return await transport.services[shard].nack(decision_uid)
 
     for name in plan.shard_names():
-        transport.services[name] = ShardService(plan, name, ask_decision=ask_decision)
+        transport.services[name] = ShardService(Shard(plan, name, slices=SLICES, ask_decision=ask_decision))
     return PoolClient(plan.name, transport=transport)

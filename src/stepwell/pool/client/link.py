@@ -1,4 +1,4 @@
-"""The link to Ray: a process that joins Ray in place of this process.
+"""The link to Ray: a process that joins Ray in place of this process, on this machine or on another one.
 
 Ray ends a process that has joined it when the head is away for a minute, or when the node of the process dies. And a
 process that has joined a cluster cannot use the next one at the same address. A gateway must survive all of these.
@@ -7,23 +7,31 @@ process that has joined a cluster cannot use the next one at the same address. A
 - A link that is silent is killed.
 - A link ends with the process that started it, because it sees the end of its socket.
 - Several processes can share a link: one starts it with a listening socket, the others connect to that.
+- Over a network, the client checks the certificate by TLS 1.3, and then proves that it knows the pool's secret, by an
+  HMAC of a nonce that the link makes for this connection. The secret never travels, and a proof that somebody recorded
+  is of no use. Nothing that a client sends before its proof is read as a message.
 """
 
 import asyncio
+import hmac
 import logging
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from stepwell.common.async_calls import Backoff
-from stepwell.errors import RayUnreachable, StepwellError
+from stepwell.common.listening import READABLE_BY_ALL
+from stepwell.errors import BadRequest, RayUnreachable, StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client.link_messages import (
+    BUFFER,
     NO_CALL,
     STARTING,
     LinkAnswer,
@@ -48,6 +56,15 @@ HEADLESS_TIMEOUT = 1.0
 """Seconds that a call takes at most while Ray's head is away: an actor that runs answers, for another one Ray waits."""
 
 Streams: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+GREETING = b"stepwell link 1\n"
+NONCE_BYTES = PROOF_BYTES = 32
+SHORTEST_SECRET = 32
+"""Characters."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds from the first packet to the proof."""
+RECONNECT_PAUSES = Backoff(first=0.5, longest=8.0, jitter=0.5)
+MAKE_A_SECRET = "make one with: openssl rand -hex 32"
 
 
 class LinkEnds(Protocol):
@@ -145,6 +162,95 @@ class SharedLinkProcess(SocketEnds):
             end.close()
             raise
         return end
+
+
+def proof_of(secret: str, nonce: bytes) -> bytes:
+    return hmac.digest(secret.encode(), GREETING + nonce, "sha256")
+
+
+def read_secrets(file: str) -> Sequence[str]:
+    """Those of a file, one in each line. Clients use the first one. BadRequest if the file is no place for secrets."""
+    try:
+        mode = Path(file).stat().st_mode
+        secrets = Path(file).read_text().split()
+    except (OSError, UnicodeDecodeError) as failure:
+        raise BadRequest(f"the secret of a link cannot be read from {file}: {failure}; {MAKE_A_SECRET}") from None
+    if mode & READABLE_BY_ALL:
+        raise BadRequest(
+            f"{file} has the secret of a link, and other users can read or change it (its mode is "
+            f"{mode & 0o7777:04o}): chmod 600 {file}"
+        )
+    if not secrets or min(map(len, secrets)) < SHORTEST_SECRET:
+        raise BadRequest(
+            f"a secret in {file} has less than {SHORTEST_SECRET} characters, so that it could be guessed; "
+            f"{MAKE_A_SECRET}"
+        )
+    return secrets
+
+
+class NetworkEnds:
+    """Implements LinkEnds."""
+
+    def __init__(self, host: str, port: int, secret: str, ca_file: str | None) -> None:
+        self._host, self._port = host, port
+        self._secret = secret
+        try:
+            self._tls = ssl.create_default_context(cafile=ca_file)
+        except OSError as failure:  # also ssl.SSLError
+            raise BadRequest(
+                f"--link-ca-file {ca_file} is no PEM file with a certificate: {failure.strerror or failure}"
+            ) from None
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_3
+
+    def first_state(self) -> LinkState:
+        """The connection is not kept: it would belong to another event loop."""
+        return asyncio.run(self._first_state())
+
+    async def _first_state(self) -> LinkState:
+        state = STARTING
+        try:
+            reader, writer = await self.connect()
+            try:
+                async with asyncio.timeout(FIRST_STATE_TIMEOUT):
+                    while state == STARTING:
+                        state = (await read_frame(reader))[1].unpack()
+            finally:
+                writer.transport.abort()
+        except ssl.SSLCertVerificationError as failure:
+            return LinkState(is_joined=False, why=str(failure), is_refused=True)
+        except (OSError, asyncio.IncompleteReadError):
+            return STARTING
+        return state
+
+    async def connect(self) -> Streams:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                return await self._connect()
+        except TimeoutError:
+            raise TimeoutError(f"{self._host}:{self._port} did not answer within {CONNECT_TIMEOUT:g} s") from None
+        except asyncio.IncompleteReadError:
+            raise ConnectionError(f"{self._host}:{self._port} closed the connection") from None
+        except ssl.SSLCertVerificationError as failure:
+            failure.strerror = (
+                f"the certificate of the link at {self._host}:{self._port} is not trusted: {failure.verify_message}. "
+                "Name its CA with --link-ca-file, and the link by a name that the certificate has"
+            )
+            raise ssl.SSLCertVerificationError(failure.strerror) from None
+
+    async def _connect(self) -> Streams:
+        reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls, limit=BUFFER)
+        try:
+            hello = await reader.readexactly(len(GREETING) + NONCE_BYTES)
+            if not hello.startswith(GREETING):
+                raise ConnectionError(f"{self._host}:{self._port} is no link of this release of Stepwell")
+            writer.write(proof_of(self._secret, hello[len(GREETING) :]))
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return reader, writer
+
+    def close(self) -> None:
+        """Nothing is kept here."""
 
 
 class LinkClient:
@@ -304,6 +410,14 @@ class SharedLink(LinkClient):
 
     def __init__(self, path: str, *, silence: float = SILENCE) -> None:
         super().__init__(SharedLinkProcess(path), silence=silence)
+
+
+class NetworkLink(LinkClient):
+    """To the process of `stepwell link` on a machine of the Ray cluster."""
+
+    def __init__(self, host: str, port: int, *, secret_file: str, ca_file: str | None = None) -> None:
+        """BadRequest if a file cannot be used. Without a CA, the certificate must be of one that the system trusts."""
+        super().__init__(NetworkEnds(host, port, read_secrets(secret_file)[0], ca_file), backoff=RECONNECT_PAUSES)
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:

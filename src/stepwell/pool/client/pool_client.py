@@ -49,14 +49,11 @@ from stepwell.pool.client.asking import AskingClient, ask_any, rows_of, submit_t
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_and_ack, fetch_oldest, take_ready
-from stepwell.pool.client.flush_follower import FlushFollower
-from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
-from stepwell.pool.client.policy import ServingWatch, VersionDelivery
-from stepwell.pool.client.scoring import ScoringTurns
+from stepwell.pool.client.following import FlushFollower, ServingWatch, VersionDelivery
+from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases, ScoringTurns
 from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet
 from stepwell.pool.client.watching import WATCH_TIMEOUT, preview_batch, read_changes, read_steps, require_usable
 from stepwell.pool.shard.ray_transport import RayTransport
-from stepwell.pool.slices.calls import BeginCall, EndCall, MarkUnseen
 from stepwell.pool.slices.curation import AuditPage, Curate, Curation, CurationOutcome, ReadAudit
 from stepwell.pool.slices.policy import (
     ChangeEngines,
@@ -66,16 +63,22 @@ from stepwell.pool.slices.policy import (
     ReadRewardTallies,
     ReadVersionRewards,
 )
-from stepwell.pool.slices.sessions import FindSession, PlaceSession
-from stepwell.pool.slices.steps import AddGroups, AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import (
+from stepwell.pool.slices.producing import (
     Abort,
+    AddGroups,
+    AddSteps,
+    BeginCall,
     ChannelIfOpen,
     ChannelOf,
     Complete,
+    EndCall,
+    FindSession,
     FindStepExtras,
     FindTurns,
+    GiveReward,
+    MarkUnseen,
     MoveTrajectory,
+    PlaceSession,
     Register,
 )
 from stepwell.pool.slices.watching import ReadSeries

@@ -3,11 +3,15 @@
 - Ray reads its settings from the environment when it is imported. So this module imports Ray inside its functions.
 - Ray's core writes the reason why it cannot join to file descriptor 2, repeatedly, and its exception does not name it.
   So the descriptor is redirected while joining and searched for the reason; unknown output is written out afterwards.
+- The address "auto" means RAY_ADDRESS, if it is set; else the cluster of `stepwell up` in this folder; else the one
+  that this user's `ray start` has written down. Ray itself would also follow a file of any other user,
+  and any process that looks like Ray. Nothing is read from files of other users, or from files that others can change.
 """
 
 import logging
 import os
 import re
+import shlex
 import sys
 import tempfile
 import threading
@@ -17,10 +21,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from stepwell.common.files import read_own, why_folder_is_not_ours
 from stepwell.common.listening import LINK
 from stepwell.errors import RayRefused, RayUnreachable
-from stepwell.pool.client.cluster_address import AUTO, NAME_IT, cluster_settings
-from stepwell.pool.shard.cluster_watch import listens
+from stepwell.pool.shard.ray_transport import listens
 
 log = logging.getLogger("stepwell.pool")
 
@@ -42,6 +46,12 @@ LONGEST_PARENT = 27
 """Characters: a socket's path has at most 107, and Ray's part of it takes the others."""
 OVERRIDING_SETTINGS = ("RAY_ADDRESS", "RAY_AUTH_TOKEN")
 """Settings in the environment that would lead to another cluster."""
+
+AUTO = "auto"
+STATE = Path(".stepwell")
+ENVIRONMENT = "env"
+PREFIX = "RAY_"
+NAME_IT = "name the cluster with --ray-address host:port, or RAY_ADDRESS"
 
 
 def join_ray(address: str, namespace: str) -> None:
@@ -202,3 +212,47 @@ def make_ray_folder() -> Path:
     """
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix=RAY_FOLDER, dir=parent if len(parent) <= LONGEST_PARENT else "/tmp"))
+
+
+def cluster_settings(folder: Path = STATE) -> Mapping[str, str]:
+    """The variables by which a process joins the cluster that "auto" means, with RAY_ADDRESS; empty if there is none.
+
+    RayUnreachable if one is written down in a file that is not trusted.
+    """
+    if given := os.environ.get("RAY_ADDRESS"):
+        return {"RAY_ADDRESS": given}
+    return _of_state_folder(folder) or _of_ray_start(ray_start_file())
+
+
+def ray_start_file() -> Path:
+    """Where `ray start` writes the address of its cluster."""
+    temporary = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    return Path(temporary) / "ray" / "ray_current_cluster"
+
+
+def _of_state_folder(folder: Path) -> dict[str, str]:
+    path = folder / ENVIRONMENT
+    try:
+        if (why := why_folder_is_not_ours(folder)) is not None:
+            raise RayUnreachable(_refusal(folder, why))
+        words = shlex.split(read_own(path))
+    except FileNotFoundError:
+        return {}
+    except PermissionError as failure:
+        raise RayUnreachable(_refusal(path, failure)) from None
+    settings = dict(word.split("=", 1) for word in words if word.startswith(PREFIX) and "=" in word)
+    return settings if "RAY_ADDRESS" in settings else {}
+
+
+def _of_ray_start(path: Path) -> dict[str, str]:
+    try:
+        address = read_own(path).strip()
+    except FileNotFoundError:
+        return {}
+    except PermissionError as failure:
+        raise RayUnreachable(_refusal(path, failure)) from None
+    return {"RAY_ADDRESS": address} if address else {}
+
+
+def _refusal(path: Path, why: object) -> str:
+    return f"the Ray cluster that {path} names is not joined: {why}; {NAME_IT}"

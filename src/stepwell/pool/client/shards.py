@@ -4,9 +4,11 @@
   that knows a newer one.
 - Calls are typed: `shards.at(name)` is a ShardService. The only untyped call is the one inside a transport.
 - A call to a shard that restarts is repeated until its timeout. PoolUnavailable says why it failed.
+- One question waits at a shard for all news that is waited for here: in a process, and in the link of a machine.
 """
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -17,8 +19,17 @@ from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.transport import PLAN, UNSEEN, ActorAway, ActorMissing, ActorTransport, News, Seen
-from stepwell.pool.client.shared_question import NEWS_WAIT, SharedQuestion
+from stepwell.pool.api.transport import (
+    PLAN,
+    UNSEEN,
+    ActorAway,
+    ActorMissing,
+    ActorTransport,
+    News,
+    Revision,
+    Seen,
+    WaitNews,
+)
 from stepwell.pool.shard.operation import Operation
 
 if TYPE_CHECKING:
@@ -36,6 +47,96 @@ PLAN_TIMEOUT = 0.4
 PLAN_AGE = 5.0
 """Seconds after which a client looks for a newer plan. A shard that is no longer needed runs for longer."""
 RETRY_PAUSE = 0.2
+
+NEWS_WAIT = 50.0
+"""Seconds that a question waits for news, give or take a fifth, so that those of many processes do not come at once."""
+
+
+class SharedQuestion:
+    """The question at one shard. It is itself asked as a shard is."""
+
+    def __init__(self, ask: WaitNews, *, wait: float = NEWS_WAIT) -> None:
+        self._ask = ask
+        self._wait = wait
+        self._name = uuid4().hex
+        self._waiting: dict[str, tuple[asyncio.Future[News], Seen]] = {}
+        """By asker."""
+        self._asked: dict[str, Revision] = {}
+        """What the running question asks for."""
+        self._asking: asyncio.Task[None] | None = None
+        self._earlier: set[asyncio.Task[None]] = set()
+        """Questions that were replaced, until the shard has ended them."""
+
+    async def wait(self, asker: str, seen: Seen, timeout: float) -> News:
+        """Raises what the question raises."""
+        answer: asyncio.Future[News] = asyncio.get_running_loop().create_future()
+        if (earlier := self._waiting.pop(asker, None)) is not None:
+            _settle(earlier[0], {})
+        self._waiting[asker] = (answer, seen)
+        if not all(topic in self._asked and self._asked[topic].covers(seen[topic]) for topic in seen):
+            self._ask_for({})
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    return await answer
+            return {}
+        finally:
+            if asker in self._waiting and self._waiting[asker][0] is answer:
+                del self._waiting[asker]
+
+    def _ask_for(self, dealt: Seen) -> None:
+        """What all wait for, and more of what was just dealt: who has got it is about to come back."""
+        asked = dict(dealt)
+        for _, seen in self._waiting.values():
+            for topic, revision in seen.items():
+                asked[topic] = _oldest(asked.get(topic, revision), revision)
+        if self._asking is not None:
+            self._earlier.add(self._asking)
+            self._asking.add_done_callback(self._earlier.discard)
+        self._asked = asked
+        self._asking = asyncio.create_task(self._question(asked))
+
+    async def _question(self, asked: Seen) -> None:
+        try:
+            news = await self._ask(self._name, asked, self._wait * random.uniform(0.8, 1.2))
+        except Exception as failure:  # noqa: BLE001 - all who wait get it
+            if self._asking is asyncio.current_task():
+                self._asking, self._asked = None, {}
+                for answer, _ in self._waiting.values():
+                    _settle(answer, failure)
+                self._waiting.clear()
+            return
+        dealt = self._deal(news)
+        if self._asking is asyncio.current_task():
+            self._asking, self._asked = None, {}
+            if self._waiting:
+                self._ask_for(dealt)
+
+    def _deal(self, news: News) -> Seen:
+        """Returns what somebody has got."""
+        dealt: dict[str, Revision] = {}
+        for asker, (answer, seen) in list(self._waiting.items()):
+            own = {topic: item for topic, item in news.items() if seen.get(topic, item.revision) != item.revision}
+            if own:
+                _settle(answer, own)
+                del self._waiting[asker]
+                dealt |= {topic: item.revision for topic, item in own.items()}
+        return dealt
+
+
+def _oldest(one: Revision, other: Revision) -> Revision:
+    if one.epoch != other.epoch:
+        return UNSEEN
+    return min(one, other)
+
+
+def _settle(answer: "asyncio.Future[News]", outcome: News | Exception) -> None:
+    if answer.done():
+        return
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +187,7 @@ class ShardSet:
         """By shard: what this process waits for."""
         self._looking: asyncio.Task[None] | None = None
         self._pool_uid = ""
-        """Of the pool with which it has begun; empty also if that is of a release without uids."""
+        """The uid of the pool with which it has begun; empty also if that is of a release without uids."""
         self._checked: dict[str, int] = {}
         """Shards that belong to that pool, with the connection over which they were asked."""
 
@@ -282,13 +383,6 @@ async def _first_answers(calls: Iterable["asyncio.Future[T]"], timeout: float | 
         for call in pending:
             call.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
-
-
-class ShardClient:
-    """The base of what reaches the shards of one pool."""
-
-    def __init__(self, shards: ShardSet) -> None:
-        self.shards = shards
 
 
 class _BoundShard:

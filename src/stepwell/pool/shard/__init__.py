@@ -1,1 +1,1 @@
-"""One shard of the pool as a service, as a Ray actor, and its files."""
+"""One shard of the pool: its transactions, the calls to it, its journal and its archive."""

@@ -1,15 +1,24 @@
-"""The Parquet files of an archive, and how rows are removed from them.
+"""The Parquet files of an archive: late rewards and lineage, which have files of their own beside the groups, and how
+rows are removed from files.
 
-- A file is written again without the rows, under a temporary name, and replaces the old one. A file without other rows
-  is deleted. A kill in between leaves the old file or the new one, and perhaps a temporary one.
-- Only the row groups of one file are in memory, one at a time.
+- A late reward comes when its trajectory is already shipped or dropped, as a thumb up days after the conversation. It
+  changes nothing in the pool. Of all rewards of a trajectory or step, the one with the highest revision counts.
+- The lineage says which batches were handed out before a version of the policy, and what was in them: a row for each
+  trajectory of an acknowledged batch, and one for each version that the pool was told. Trajectories are named by
+  hashes, so it stays true when the data of a subject is removed, and tells nothing of it. A batch that was
+  handed out under version p is in the first version after p, and in those that come from it.
+- Both are rows of the journal until they are in a file.
+- To remove rows, a file is written again without them, under a temporary name, and replaces the old one. A file without
+  other rows is deleted. A kill in between leaves the old file or the new one, and perhaps a temporary one. Only the row
+  groups of one file are in memory, one at a time.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import chain
 from math import inf
 from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -18,7 +27,14 @@ import orjson
 
 from stepwell.common.files import SUFFIX, sync_paths, temporary_name
 from stepwell.common.imports import require
+from stepwell.pool.api.leasing import batch_of_lease, decision_of
+from stepwell.pool.api.producing import RewardGiven
+from stepwell.pool.state.records import Lease, Trajectory
+from stepwell.pool.state.shipment import ShippedRow, group_rows, ship, step_rows
+from stepwell.pool.state.stored_step import StoredStep
+from stepwell.steps.groups import lineage_name, trajectory_digests
 from stepwell.steps.step import JsonObject
+from stepwell.steps.trainable import StepFilter
 
 if TYPE_CHECKING:
     import pyarrow
@@ -35,6 +51,12 @@ TOKENS = ("prompt_ids", "response_ids")
 TIMES = ("started_at", "at")
 """When a call began, or a late reward was given."""
 OPENED = "opened_at"
+
+LINEAGE = "_lineage"
+"""A folder of the archive. Parquet readers skip names that begin with an underscore."""
+FOUND = ("version", "batch", "trajectory")
+LATE_REWARDS = "_rewards"
+"""A folder of the archive. Parquet readers skip names that begin with an underscore."""
 
 
 class ArchivedRow(NamedTuple):
@@ -198,3 +220,123 @@ def _parsed(text: str | None) -> JsonObject:
         fields = orjson.loads(text or "{}")
         return fields if isinstance(fields, dict) else {}
     return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageRow:
+    version: int
+    """That the pool served when the batch was handed out; in a row without a batch, one that it was told."""
+    at: float
+    """When the batch was acknowledged, or the version was set, in seconds of the wall clock."""
+    batch: str = ""
+    channel: str = ""
+    group: int = 0
+    """Its number in the shard."""
+    trajectory: str = ""
+    """The hash of its uid."""
+    rows: int = 0
+    """Steps that the trainer got."""
+    tokens: int = 0
+    """Their response tokens."""
+    trajectory_return: float | None = None
+    digest: str = ""
+    """A hash of the steps that the trainer got; empty if it got single steps."""
+    min_exactness: str = ""
+    untrainable: bool = False
+    models: str = ""
+    """The filter by which steps were left out. Models are separated by commas."""
+
+
+def lineage_of(lease: Lease, at: float) -> Iterator[LineageRow]:
+    """The rows of an acknowledged lease, while its groups still have their steps."""
+    step_filter = lease.step_filter
+    for group in lease.groups:
+        rows = group_rows(group, step_filter.accepts)
+        digests = trajectory_digests(ship(rows))
+        for trajectory in group.trajectories.values():
+            digest = digests.get(trajectory.uid, "")
+            yield _row(lease, at, trajectory, _steps_of(rows, trajectory), digest)
+    rows = step_rows(lease.steps, step_filter.accepts)
+    for trajectory in {id(row.trajectory): row.trajectory for row in rows}.values():
+        yield _row(lease, at, trajectory, _steps_of(rows, trajectory), "")
+
+
+def versions_with(
+    names: Collection[str], rows: Iterable[LineageRow], tables: "Iterable[pyarrow.Table]"
+) -> tuple[list[int], list[int]]:
+    """Under which versions batches with these trajectories were handed out, and all versions that the pool was told."""
+    under, told = set[int](), set[int]()
+    archived = (zip(*(table[name].to_pylist() for name in FOUND), strict=True) for table in tables)
+    for version, batch, trajectory in chain(((row.version, row.batch, row.trajectory) for row in rows), *archived):
+        if not batch:
+            told.add(version)
+        elif trajectory in names:
+            under.add(version)
+    return sorted(under), sorted(told)
+
+
+def lineage_table(rows: Sequence[LineageRow]) -> "pyarrow.Table":
+    import pyarrow as pa
+
+    types: dict[str, Any] = {
+        **dict.fromkeys(("version", "group", "rows", "tokens"), pa.int64()),
+        **dict.fromkeys(("at", "trajectory_return"), pa.float64()),
+        **dict.fromkeys(("batch", "channel", "trajectory", "digest", "min_exactness", "models"), pa.string()),
+        "untrainable": pa.bool_(),
+    }
+    dicts = [asdict(row) for row in rows]
+    return pa.table({name: pa.array([row[name] for row in dicts], kind) for name, kind in types.items()})
+
+
+def _row(lease: Lease, at: float, trajectory: Trajectory, steps: Sequence[StoredStep], digest: str) -> LineageRow:
+    return LineageRow(
+        version=lease.version,
+        at=at,
+        batch=batch_of_lease(lease.uid) if decision_of(lease.uid) else lease.uid,
+        channel=lease.channel,
+        group=trajectory.group.seq,
+        trajectory=lineage_name(trajectory.uid),
+        rows=len(steps),
+        tokens=sum(step.response_length for step in steps),
+        trajectory_return=trajectory.total_return(),
+        digest=digest,
+        **_filter(lease.step_filter),
+    )
+
+
+def _filter(step_filter: StepFilter) -> dict[str, Any]:
+    return {
+        "min_exactness": step_filter.min_exactness.value,
+        "untrainable": step_filter.untrainable,
+        "models": ",".join(step_filter.models),
+    }
+
+
+def _steps_of(rows: Sequence[ShippedRow], trajectory: Trajectory) -> list[StoredStep]:
+    return [row.step for row in rows if row.trajectory is trajectory]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateReward(RewardGiven):
+    revision: int
+    """Higher than that of every earlier reward of the trajectory and its steps."""
+    at: float
+    """Wall-clock seconds."""
+
+
+def late_rewards_table(rewards: Sequence[LateReward]) -> "pyarrow.Table":
+    import pyarrow as pa
+
+    types = {
+        "trajectory_uid": pa.string(),
+        "prompt_uid": pa.string(),
+        "step_index": pa.int32(),
+        "value": pa.float64(),
+        "source": pa.string(),
+        "notes": pa.string(),
+        "revision": pa.int32(),
+        "at": pa.float64(),
+    }
+    return pa.table(
+        {name: pa.array([getattr(reward, name) for reward in rewards], kind) for name, kind in types.items()}
+    )

@@ -6,41 +6,37 @@
 - Nothing but `commit`, `commit_rows` and `rewrite` writes, so only they fail when the disk does.
 - The statements are SQL that SQLite and PostgreSQL both understand, with `?` for a value.
 - A row has a checksum of itself, keys included: a damaged row is noticed, and costs no other row.
+- There is one commit for all calls that are under way at the same time: one that waits for the disk stays cheap.
 """
 
-import json
+import asyncio
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
-from zlib import crc32
+from typing import Any
 
 import numpy as np
-import orjson
 
+from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.policy import PolicyDecision
-from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.shard.lineage import LineageRow, lineage_of
+from stepwell.pool.shard.archive_files import LateReward, LineageRow, lineage_of
+from stepwell.pool.shard.journal_store import PUT_META, JournalStore, Statement, checksum, dump_json, seal, unseal
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement
-from stepwell.steps.step import CARRIED, SCHEMA
+from stepwell.steps.step import CARRIED
 from stepwell.steps.trainable import StepFilter
 
-Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
-"""SQL, and the rows for which it is executed."""
-Wait: TypeAlias = Callable[[str], Awaitable[None]]
-"""Tells operators why work cannot go on now. Returns when it is to be tried again."""
+log = logging.getLogger("stepwell.pool")
 
-SCHEMA_VERSION = 7 + SCHEMA
-"""A new column of the steps raises it. The number is raised with every other change to a table, to the snapshot or to
-the fields below. A journal of another version is refused."""
+MIB = 2**20
 GROUP_FIELDS = (
     *("age", "prompt_uid", "channel", "size", "opened_at", "deadline", "attempts", "lease", "trained"),
     *("source", "given_up"),
@@ -57,60 +53,14 @@ CARRIED_NAMES = tuple(column.name for column in CARRIED)
 STEP_FIELDS = (*OWN_NAMES, *CARRIED_NAMES)
 own_values = attrgetter(*OWN_NAMES)
 FILTER_FIELDS = ("min_exactness", "untrainable", "models")
-SEALED = b"#"
-"""Begins a value with a checksum. No JSON begins with it."""
 PRUNE_INTERVAL = 1000
 POOL_TIME_INTERVAL = 5.0
 """Seconds. A killed shard may count so many of them again."""
-PUT_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 
 PUT_ROW = (
     "INSERT INTO slices (slice, key, info) VALUES (?, ?, ?) ON CONFLICT (slice, key) DO UPDATE SET info = excluded.info"
 )
 PUT_TOMBSTONE = "INSERT INTO tombstones VALUES (?, ?) ON CONFLICT (digest) DO UPDATE SET info = excluded.info"
-
-
-class JournalFailed(Exception):
-    """A commit failed, for example because the disk is full: the state in memory is ahead of the journal. Or the store
-    went away while it was read."""
-
-
-class JournalDamaged(Exception):
-    """Some rows cannot be read."""
-
-
-class JournalStore(Protocol):
-    """Where the rows are. There is one writer; one that another process has replaced can commit no more."""
-
-    name: str
-    """For messages: the path of a file, for example."""
-    torn_frames: int
-    """Frames at the end of the log that belong to no committed transaction. Nothing in them was acknowledged."""
-
-    written_at: float | None
-    """Wall-clock time of the last change before it was opened; None if it was empty."""
-
-    def commit(self, statements: Iterable[Statement]) -> None:
-        """All or nothing. JournalFailed if that is not certain: then nothing more may be written."""
-
-    def rows(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """JournalDamaged if they cannot be read, or not all of them; JournalFailed if that may be different later."""
-
-    def table(self, name: str, columns: str) -> Iterator[tuple[Any, ...] | None]:
-        """Its rows in the order of its key, which is the first column. None stands for rows that cannot be read."""
-
-    def free_bytes(self) -> float:
-        """How much more can be written; infinite if that is not known."""
-
-    def rewrite(self, statements: Iterable[Statement]) -> str:
-        """Set what is damaged aside and write these rows to a new store, all or nothing. Returns the name of the old
-        one."""
-
-    async def scrub(self, wait: Wait) -> list[str]:
-        """Remove what deleted rows have left in files, and what was set aside as damaged. Returns the names of that.
-        Commits go on meanwhile. JournalFailed if it is not certain; it may be tried again."""
-
-    def close(self) -> None: ...
 
 
 class ShardJournal(StateJournal):
@@ -356,30 +306,6 @@ class ShardJournal(StateJournal):
         yield from self._other
 
 
-def checksum(*parts: bytes | memoryview | None, keys: tuple[Any, ...] = ()) -> int:
-    """Detects a flipped bit in a row, which SQLite does not."""
-    value = crc32(repr(keys).encode()) if keys else 0
-    for part in parts:
-        if part is not None:
-            value = crc32(part, value)
-    return value
-
-
-def seal(value: object, *keys: object) -> bytes:
-    """JSON, and before it a checksum of it and of the other columns of its row."""
-    text = _dump(value)
-    return b"%c%08x%s" % (SEALED, checksum(text, keys=keys), text)
-
-
-def unseal(sealed: bytes, *keys: object) -> Any:
-    """What `seal` wrote. ValueError if it is something else."""
-    if not isinstance(sealed, bytes):
-        raise ValueError(f"{type(sealed).__name__} in place of a value")
-    if sealed[:9] != b"%c%08x" % (SEALED, checksum(sealed[9:], keys=keys)):
-        raise ValueError(f"its checksum is wrong: {sealed[:100]!r}")
-    return load_json(sealed[9:])
-
-
 def _removed(pending: Mapping[int, object]) -> list[tuple[int]]:
     return [(number,) for number, kept in pending.items() if kept is None]
 
@@ -391,7 +317,7 @@ def _step_row(trajectory: int, step: StoredStep, placement: Placement | None) ->
         None if step.logprobs is None else step.logprobs.data,
         None if step.mask is None else step.mask.view(np.uint8).data,
     )
-    info = _dump((*own_values(step), *step.carried))
+    info = dump_json((*own_values(step), *step.carried))
     keys, (*state, state_checksum) = (step.number, trajectory, base, shared), _sealed_state(step)
     return (*keys, info, *state, *blobs, checksum(info, *blobs, keys=keys), state_checksum)
 
@@ -407,16 +333,60 @@ def _info(of: Group | Trajectory | StepFilter, names: Iterable[str], *keys: obje
     return seal([getattr(of, name) for name in names], *keys)
 
 
-def _dump(value: object) -> bytes:
-    try:
-        return orjson.dumps(value, default=tuple)  # a record of a few fields
-    except TypeError:  # an integer beyond 64 bits, say
-        return json.dumps(value).encode()
+class DiskFloor:
+    def __init__(self, min_free: int, free_bytes: Callable[[], float], *, shard: str, place: str) -> None:
+        """`place` is what is nearly full."""
+        self._min_free = min_free
+        self._free_bytes = free_bytes
+        self._shard = shard
+        self._place = place
+        self._said = False
+
+    def shortage(self) -> str | None:
+        """Why no new data is taken, and what to do; None if there is room. The log has it once."""
+        free = self._free_bytes()
+        if free >= self._min_free:
+            self._said = False
+            return None
+        text = (
+            f"shard {self._shard} takes no new data: the disk of {self._place} has {free / MIB:.1f} MiB free, and "
+            f"--min-free-bytes is {self._min_free / MIB:g} MiB. Free some space there, or let trainers take what the "
+            "pool holds; steps wait in the gateways meanwhile"
+        )
+        if not self._said:
+            self._said = True
+            log.error("%s", text)
+        return text
 
 
-def load_json(value: bytes) -> Any:
-    """What `_dump` wrote. ValueError if it is something else."""
-    try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:  # half of a surrogate pair, say
-        return json.loads(value)
+class GroupCommit:
+    def __init__(self, commit: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
+        """After a failure it is not known what the journal has: nothing is committed any more."""
+        self._commit = commit
+        self._on_failure = on_failure
+        self._waiting: list[asyncio.Future[None]] = []
+        self._failure: Exception | None = None
+
+    async def committed(self) -> None:
+        """Return when all changes so far are committed."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._commit_all)  # after all calls that can run now
+        self._waiting.append(done)
+        await done
+
+    def _commit_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if self._failure is None:
+            try:
+                self._commit()
+            except Exception as failure:  # noqa: BLE001 - whatever it is, memory and journal differ from now on
+                self._failure = failure
+                self._on_failure(failure)
+        for done in waiting:
+            if not done.done():  # a call that was cancelled
+                if self._failure is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(PoolUnavailable(f"the journal failed: {self._failure}"))

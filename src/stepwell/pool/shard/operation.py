@@ -99,7 +99,7 @@ class TrajectoryOperation(Operation[R]):
 
 
 class MergedOperation(Operation[R], Generic[P, R]):
-    """Of all shards."""
+    """Asks all shards, and merges their answers."""
 
     __slots__ = ()
     route = ShardRoute.ALL

@@ -1,4 +1,4 @@
-"""Where the shards of a pool with journals run: on the nodes that have the journals, or anywhere if no node has them.
+"""Where journals can be, and where the shards of a pool with journals run.
 
 - A pool is new if there is no journal of it. Otherwise it has the shards that the journal of its first shard names, and
   each of them must have its journal. Other journals are of shards that have left the pool, and have no groups.
@@ -7,13 +7,21 @@
 - With a database, a shard can run and restart on any node, or on any that offers the resource.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol, Unpack
 from uuid import uuid4
 
+from stepwell.common.imports import require
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import FIRST_REVISION, Layout, PoolPlan
-from stepwell.pool.shard.journal_header import JournalHeader
+from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.journal_store import JournalHeader, JournalIdentity, StoreOptions
+from stepwell.pool.shard.sqlite_journal import SqliteJournal, read_header
 
 
 def place_shards(
@@ -74,3 +82,81 @@ def _newest(shard: str, found: Mapping[str, Mapping[str, JournalHeader]], home: 
     """The node with the shard's journal; of several copies, the one that was opened last, at home if they are equal."""
     copies = [(journals[shard].epoch, node == home, node) for node, journals in found.items() if shard in journals]
     return max(copies)[2] if copies else home
+
+
+class JournalOptions(StoreOptions):
+    """How a journal is opened."""
+
+    closed_kept: int
+    """How many closed trajectories it remembers."""
+
+
+class JournalBackend(Protocol):
+    schemes: tuple[str, ...]
+    """The schemes of the URLs that name such journals. A path has none."""
+    is_local: bool
+    """A shard must run on the node that has its journal. Otherwise it can run on any node."""
+
+    def find(self, journal: str, pool: str) -> dict[str, JournalHeader]:
+        """The journals of a pool, by shard, as this machine sees them. They may be in use."""
+
+    def open(
+        self, journal: str, shard: str, identity: JournalIdentity, **options: Unpack[JournalOptions]
+    ) -> ShardJournal:
+        """JournalRefused if it cannot be used, and what to do."""
+
+
+class SqliteBackend:
+    """A file for each shard, in a folder."""
+
+    schemes: tuple[str, ...] = ("",)
+    is_local = True
+
+    def find(self, journal: str, pool: str) -> dict[str, JournalHeader]:
+        named = re.compile(rf"{re.escape(pool)}(-\d+)?\.sqlite")
+        files = [file for file in Path(journal).glob("*.sqlite") if named.fullmatch(file.name) and file.stat().st_size]
+        return {file.stem: read_header(file) for file in sorted(files)}
+
+    def open(
+        self, journal: str, shard: str, identity: JournalIdentity, **options: Unpack[JournalOptions]
+    ) -> ShardJournal:
+        return SqliteJournal(Path(journal) / f"{shard}.sqlite", identity, **options)
+
+
+class PostgresBackend:
+    """A schema for each shard, in a database. psycopg is imported when it is first used."""
+
+    schemes: tuple[str, ...] = ("postgresql", "postgres")
+    is_local = False
+
+    def find(self, journal: str, pool: str) -> dict[str, JournalHeader]:
+        found: dict[str, JournalHeader] = self._module().find_postgres_journals(journal, pool)
+        return found
+
+    def open(
+        self, journal: str, shard: str, identity: JournalIdentity, **options: Unpack[JournalOptions]
+    ) -> ShardJournal:
+        of_store = {name: value for name, value in options.items() if name != "closed_kept"}
+        store = self._module().PostgresStore(journal, shard, identity, **of_store)
+        return ShardJournal(store, closed_kept=options["closed_kept"])
+
+    def _module(self) -> ModuleType:
+        require("psycopg", "postgres", purpose="--journal postgresql://", error=JournalRefused)
+        return import_module("stepwell.pool.shard.postgres_journal")
+
+
+JOURNAL_BACKENDS: tuple[JournalBackend, ...] = (SqliteBackend(), PostgresBackend())
+
+
+def journal_backend(journal: str) -> JournalBackend:
+    scheme, separator, _ = journal.partition("://")
+    wanted = scheme if separator else ""
+    for backend in JOURNAL_BACKENDS:
+        if wanted in backend.schemes:
+            return backend
+    raise JournalRefused(f"--journal takes a folder or a postgresql:// URL, not {wanted}://")
+
+
+def find_journals(journal: str, pool: str) -> dict[str, JournalHeader]:
+    """The journals of a pool, by shard, as this machine sees them."""
+    return journal_backend(journal).find(journal, pool)

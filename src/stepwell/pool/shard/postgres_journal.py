@@ -26,9 +26,23 @@ from psycopg.types.numeric import Int8BinaryDumper
 from stepwell.common.http import hide_password
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import PUT_META, JournalFailed, Statement, Wait
-from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader, JournalIdentity, missing
-from stepwell.pool.shard.table_moves import MOVED, OLD, mirrored, moves, of_both
+from stepwell.pool.shard.journal_store import (
+    MOVED,
+    OLD,
+    PUT_META,
+    READ_EPOCH,
+    READ_HEADER,
+    TABLES_OF_ALL,
+    JournalFailed,
+    JournalHeader,
+    JournalIdentity,
+    Statement,
+    Wait,
+    mirrored,
+    missing,
+    moves,
+    of_both,
+)
 
 PREFIX = "stepwell_"
 """The schema of a shard has this and the name of the shard."""
@@ -36,28 +50,16 @@ MAX_NAME = 63
 """Bytes of an identifier. PostgreSQL cuts longer ones."""
 ROWS_AT_ONCE = 200
 """Rows that are read with one message: a step can have megabytes."""
-TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value BYTEA);
-CREATE TABLE groups (seq BIGINT PRIMARY KEY, info BYTEA);
-CREATE TABLE trajectories (number BIGINT PRIMARY KEY, group_seq BIGINT, info BYTEA);
-CREATE TABLE steps (
-    number BIGINT PRIMARY KEY, trajectory BIGINT, base BIGINT, shared BIGINT, info BYTEA, reward DOUBLE PRECISION,
-    reward_source TEXT, reward_revision BIGINT, lease TEXT, shipped BOOLEAN, added BYTEA, logprobs BYTEA, mask BYTEA,
-    checksum BIGINT, state_checksum BIGINT
-);
-ALTER TABLE steps ALTER added SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
-CREATE TABLE leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at DOUBLE PRECISION, gate BYTEA);
-CREATE TABLE ended (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, how TEXT);
-CREATE TABLE acknowledged (uid TEXT PRIMARY KEY);
-CREATE TABLE closed (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, uid TEXT, revision BIGINT DEFAULT 0,
-    subject TEXT DEFAULT '');
-CREATE TABLE late_rewards (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA);
-CREATE TABLE slices (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, slice TEXT, key TEXT, info BYTEA,
-    UNIQUE (slice, key));
-CREATE TABLE archived (file TEXT PRIMARY KEY);
-CREATE TABLE lineage (n BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, info BYTEA);
-CREATE TABLE tombstones (digest TEXT PRIMARY KEY, info BYTEA);
-"""
+TABLES = TABLES_OF_ALL.format(
+    new="",
+    int="BIGINT",
+    real="DOUBLE PRECISION",
+    blob="BYTEA",
+    bool="BOOLEAN",
+    counted="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    by_text="",
+)
+UNCOMPRESSED = "ALTER TABLE steps ALTER added SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL"
 """Tokens are not compressed: that would take longer than writing them."""
 CONNECTION: dict[str, Any] = {
     "target_session_attrs": "read-write",
@@ -238,7 +240,7 @@ class PostgresStore:
 
     def _create_tables(self, cursor: psycopg.Cursor[Any]) -> None:
         cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self.schema)))
-        for statement in TABLES.split(";\n"):
+        for statement in (*TABLES.split(";\n"), UNCOMPRESSED):
             cursor.execute(statement)
 
     def _is_aside(self, name: str) -> bool:

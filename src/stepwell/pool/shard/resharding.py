@@ -1,4 +1,4 @@
-"""Changing the number of shards of a pool that runs.
+"""The shards of a pool that runs: changing their number, and creating those that Ray has lost.
 
 - The first shard decides: only a plan that it adopts is in force. All others, and all clients, follow it.
 - New shards run before the plan names them, and follow the plan in force until then. So no shard and no client ever has
@@ -6,6 +6,7 @@
 - If the first shard has lost a plan that another one knows, it takes that over before the next change.
 - A shard that goes runs until every client has had time to notice.
 - Each step may be repeated, so a change that was interrupted goes on with the next look or with the next command.
+- If Ray has lost its state and with it the pool, the pool is created again. With a journal, it continues from there.
 """
 
 import asyncio
@@ -32,6 +33,10 @@ LEAVE_DELAY = 15.0
 """Seconds in which clients notice that a shard is no longer part of the pool, before it ends."""
 CALL_TIMEOUT = 30.0
 LOG_INTERVAL = 60.0
+
+KEEP_INTERVAL = 5.0
+"""Seconds between two looks whether all shards exist."""
+ANSWER_TIMEOUT = 10.0
 
 
 async def reshard(
@@ -189,3 +194,43 @@ async def _tell(transport: ActorTransport, name: str, plan: PoolPlan) -> PoolPla
         log.warning("shard %s will follow the plan when it is back: %s", name, failure)
         return None
     return told
+
+
+async def keep_pool(
+    transport: ActorTransport,
+    pool: str,
+    create: Callable[[], Awaitable[None]],
+    *,
+    interval: float = KEEP_INTERVAL,
+) -> None:
+    """Until cancelled. A shard that is away is left alone: Ray restarts it."""
+    while True:
+        if missing := await _missing(transport, pool):
+            log.warning("Ray has no %s; the pool is created", ", ".join(missing))
+            await create()
+        await asyncio.sleep(interval)
+
+
+async def _missing(transport: ActorTransport, pool: str) -> list[str]:
+    """The first shard names the others, whose number may change."""
+    try:
+        plan = await _plan(transport, pool)
+    except ActorMissing:
+        return [pool]
+    missing = []
+    for shard in () if plan is None else plan.shard_names()[1:]:
+        try:
+            await _plan(transport, shard)
+        except ActorMissing:
+            missing.append(shard)
+    return missing
+
+
+async def _plan(transport: ActorTransport, shard: str) -> PoolPlan | None:
+    """None if the shard is away."""
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT):
+            plan: PoolPlan = await transport.call(shard, "plan", (), {})
+            return plan
+    except (ActorAway, PoolUnavailable, TimeoutError):
+        return None

@@ -3,52 +3,158 @@
 - A commit is one transaction of the write-ahead log. With `sync=full` it returns when the disk has it.
 - One process has the file open. It holds a lock, and it raised the file's epoch when it opened it: a commit under an
   older epoch fails.
+- With `secure_delete`, SQLite overwrites what it deletes. Copies of rows stay all the same, in pages between which it
+  moved them. So a scrub moves all rows to new tables, in transactions of some milliseconds, while the shard serves. A
+  thread moves the log into the file, so that commits need not. The space of a few pieces is needed: without that, or
+  while another process reads the file, it waits.
 """
 
+import asyncio
 import fcntl
 import heapq
-import re
+import os
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from math import inf
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Unpack
 
 from stepwell.common.files import count_wal_frames, create_private, open_wal, set_aside_damaged, sync_path
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement, Wait
-from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader, JournalIdentity, missing
-from stepwell.pool.shard.sqlite_scrub import SqliteScrub, free_bytes
-from stepwell.pool.shard.table_moves import OLD, mirrored, of_both
+from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.journal_store import (
+    MOVED,
+    OLD,
+    PUT_META,
+    READ_EPOCH,
+    READ_HEADER,
+    TABLES_OF_ALL,
+    JournalDamaged,
+    JournalFailed,
+    JournalHeader,
+    JournalIdentity,
+    Statement,
+    StoreOptions,
+    Wait,
+    mirrored,
+    missing,
+    moves,
+    of_both,
+)
 
-TABLES = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS groups (seq INTEGER PRIMARY KEY, info BLOB);
-CREATE TABLE IF NOT EXISTS trajectories (number INTEGER PRIMARY KEY, group_seq INTEGER, info BLOB);
-CREATE TABLE IF NOT EXISTS steps (
-    number INTEGER PRIMARY KEY, trajectory INTEGER, base INTEGER, shared INTEGER, info BLOB, reward REAL,
-    reward_source TEXT, reward_revision INTEGER, lease TEXT, shipped INTEGER, added BLOB, logprobs BLOB, mask BLOB,
-    checksum INTEGER, state_checksum INTEGER
-);
-CREATE TABLE IF NOT EXISTS leases (uid TEXT PRIMARY KEY, channel TEXT, expires_at REAL, gate BLOB) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ended (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, how TEXT);
-CREATE TABLE IF NOT EXISTS acknowledged (uid TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS closed (n INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT, revision INTEGER DEFAULT 0,
-    subject TEXT DEFAULT '');
-CREATE TABLE IF NOT EXISTS late_rewards (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
-CREATE TABLE IF NOT EXISTS slices (n INTEGER PRIMARY KEY AUTOINCREMENT, slice TEXT, key TEXT, info BLOB,
-    UNIQUE (slice, key));
-CREATE TABLE IF NOT EXISTS archived (file TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS lineage (n INTEGER PRIMARY KEY AUTOINCREMENT, info BLOB);
-CREATE TABLE IF NOT EXISTS tombstones (digest TEXT PRIMARY KEY, info BLOB) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS steps_by_trajectory ON steps (trajectory);
-"""
+TABLES = TABLES_OF_ALL.format(
+    new="IF NOT EXISTS ",
+    int="INTEGER",
+    real="REAL",
+    blob="BLOB",
+    bool="INTEGER",
+    counted="INTEGER PRIMARY KEY AUTOINCREMENT",
+    by_text=" WITHOUT ROWID",
+)
+INDEX = "CREATE INDEX IF NOT EXISTS steps_by_trajectory ON steps (trajectory);\n"
 """The index tells how many steps each trajectory has: so it is known after damage which trajectories lack some."""
 KEYED_BY_TEXT = ("leases", "acknowledged", "archived", "tombstones")
 MAX_KEY = 2**63 - 1
 CHECKPOINT_PAGES = 4_096
+
+MIB = 2**20
+ROOM = 32 * MIB
+"""Free bytes for a few pieces, in the file and its log."""
+PIECES_PER_CHECKPOINT = 8
+MAX_FRAMES = 4_096
+"""Frames of the log that a reader of the file may keep there until pieces wait for it."""
+IN_USE = "another process reads the journal, a backup for example"
+NOT_MOVED = {"meta", "sqlite_sequence"}
+INDEXES = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
+"""Those that were created by a statement of their own."""
+
+
+class SqliteScrub:
+    def __init__(self, path: Path, db: sqlite3.Connection, writing: Callable[[], AbstractContextManager[None]]) -> None:
+        """`writing` is a transaction of the process that has the journal."""
+        self.moving = {table for table in MOVED if table + OLD in _tables(db)}
+        """Those that have an old table beside them."""
+        self._path = path
+        self._db = db
+        self._writing = writing
+
+    async def run(self, wait: Wait) -> None:
+        with closing(sqlite3.connect(self._path, timeout=0.0, check_same_thread=False)) as beside:
+            await _checkpoint(beside, wait)
+            work, count = self.pieces(), 0
+            while True:
+                while free_bytes(self._path) < ROOM:
+                    await wait(f"the disk of {self._path} has less than {ROOM / MIB:g} MiB free")
+                began = time.monotonic()
+                if next(work, work) is work:
+                    break
+                count += 1
+                await asyncio.to_thread(_sync, self._path.with_name(f"{self._path.name}-wal"))
+                if count % PIECES_PER_CHECKPOINT == 0:
+                    await _checkpoint(beside, wait)
+                await asyncio.sleep(time.monotonic() - began)  # half of the time is left for calls
+            await _checkpoint(beside, wait)
+        while not self._empty_log():
+            await wait(IN_USE)
+
+    def _finish_moves(self) -> Iterator[None]:
+        for table in sorted(self.moving):
+            for piece in moves(table, self._db.execute):
+                self._write(piece)
+                yield
+            self._write([(f"DROP TABLE {table}{OLD}", ())])
+            self.moving.remove(table)
+            yield
+
+    def pieces(self) -> Iterator[None]:
+        """Each `next` is one piece."""
+        yield from self._finish_moves()
+        for table in sorted(_tables(self._db) - NOT_MOVED):
+            (create,) = self._db.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+            indexes = self._db.execute(INDEXES, (table,)).fetchall()
+            begin = [(f"DROP INDEX {name}", ()) for name, _ in indexes]
+            begin += [(f"ALTER TABLE {table} RENAME TO {table}{OLD}", ()), (create, ())]
+            begin += [(create_index, ()) for _, create_index in indexes]
+            if table in MOVED:
+                self._write(begin)
+                self.moving.add(table)
+                yield from self._finish_moves()
+            else:
+                number = f"SELECT '{table}', seq FROM sqlite_sequence WHERE name = '{table}{OLD}'"
+                rows = f"INSERT INTO {table} SELECT * FROM {table}{OLD}"
+                count = f"INSERT INTO sqlite_sequence (name, seq) {number}"  # no row number is given again
+                self._write([*begin, (count, ()), (rows, ()), (f"DROP TABLE {table}{OLD}", ())])
+                yield
+
+    def _write(self, statements: Iterable[Statement]) -> None:
+        """A statement without rows is executed once. The loop does not wait for the disk: the next commit of a call, or
+        the thread, brings the log there, in order."""
+        sync = self._read("PRAGMA synchronous")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        try:
+            with self._writing():
+                for sql, rows in statements:
+                    if rows == ():
+                        self._db.execute(sql)
+                    else:
+                        self._db.executemany(sql, rows)
+        finally:
+            self._db.execute(f"PRAGMA synchronous = {sync}")
+
+    def _read(self, query: str) -> int:
+        return int(self._db.execute(query).fetchone()[0])
+
+    def _empty_log(self) -> bool:
+        """False if another process reads the file. The thread has left it little to do."""
+        try:
+            self._db.execute("PRAGMA busy_timeout = 0")
+            return not self._read("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            self._db.execute("PRAGMA busy_timeout = 5000")
 
 
 class SqliteStore:
@@ -208,7 +314,7 @@ class SqliteStore:
             ) from None
 
     def _take_lock(self) -> BinaryIO:
-        """Of a file beside the journal. The kernel releases it when the process ends."""
+        """The lock of a file beside the journal. The kernel releases it when the process ends."""
         path = self.path.with_name(self.path.name + ".lock")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -256,48 +362,14 @@ class SqliteJournal(ShardJournal):
     """A journal in a file of its own."""
 
     def __init__(
-        self,
-        path: Path,
-        identity: JournalIdentity | None = None,
-        *,
-        closed_kept: int,
-        must_exist: bool = False,
-        sync: JournalSync = JournalSync.FULL,
+        self, path: Path, identity: JournalIdentity | None = None, *, closed_kept: int, **options: Unpack[StoreOptions]
     ) -> None:
-        self.file = SqliteStore(path, identity, must_exist=must_exist, sync=sync)
+        self.file = SqliteStore(path, identity, **options)
         super().__init__(self.file, closed_kept=closed_kept)
 
     @property
     def db(self) -> sqlite3.Connection:
         return self.file.db
-
-
-def _written_at(path: Path) -> float | None:
-    files = [file for file in (path, path.with_name(path.name + "-wal")) if file.exists() and file.stat().st_size]
-    return max((file.stat().st_mtime for file in files), default=None)
-
-
-def find_sqlite_journals(folder: str, pool: str) -> dict[str, JournalHeader]:
-    """The pool's journals on this machine, by shard. They may be in use."""
-    named = re.compile(rf"{re.escape(pool)}(-\d+)?\.sqlite")
-    files = [file for file in Path(folder).glob("*.sqlite") if named.fullmatch(file.name) and file.stat().st_size]
-    return {file.stem: read_header(file) for file in sorted(files)}
-
-
-def read_header(path: Path) -> JournalHeader:
-    """Of a file that may be in use."""
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            db.text_factory = _as_text
-            return _read_header(db)
-    except sqlite3.Error:
-        return JournalHeader()  # what is damaged is seen when it is opened
-
-
-def _read_header(db: sqlite3.Connection) -> JournalHeader:
-    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
-        return JournalHeader()
-    return JournalHeader.parse(dict(db.execute(READ_HEADER)))
 
 
 def _is_left_aside(journal: Path, file: Path) -> bool:
@@ -313,4 +385,59 @@ def _as_text(value: bytes) -> str:
 def _create_tables(db: sqlite3.Connection) -> None:
     """What is deleted is overwritten."""
     db.execute("PRAGMA secure_delete = ON")
-    db.executescript(TABLES)
+    db.executescript(TABLES + INDEX)
+
+
+def free_bytes(path: Path) -> float:
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return inf
+    return disk.f_bavail * disk.f_frsize
+
+
+def _sync(log: Path) -> None:
+    """SQLite has no lock on its log that a close of the file could release."""
+    with log.open("rb") as file:
+        os.fdatasync(file.fileno())
+
+
+async def _checkpoint(db: sqlite3.Connection, wait: Wait) -> None:
+    """In a thread, beside commits."""
+    while True:
+        _, frames, moved = await asyncio.to_thread(_log_frames, db)
+        if frames - moved < MAX_FRAMES:
+            return
+        await wait(IN_USE)
+
+
+def _log_frames(db: sqlite3.Connection) -> tuple[int, int, int]:
+    """Move what can be moved into the file. Returns whether that was not possible, all frames, and those that are
+    moved."""
+    found: tuple[int, int, int] = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    return found
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def read_header(path: Path) -> JournalHeader:
+    """The header of a file that may be in use."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            db.text_factory = _as_text
+            return _read_header(db)
+    except sqlite3.Error:
+        return JournalHeader()  # what is damaged is seen when it is opened
+
+
+def _read_header(db: sqlite3.Connection) -> JournalHeader:
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
+        return JournalHeader()
+    return JournalHeader.parse(dict(db.execute(READ_HEADER)))
+
+
+def _written_at(path: Path) -> float | None:
+    files = [file for file in (path, path.with_name(path.name + "-wal")) if file.exists() and file.stat().st_size]
+    return max((file.stat().st_mtime for file in files), default=None)

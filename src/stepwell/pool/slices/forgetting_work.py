@@ -28,13 +28,9 @@ from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.producing import SCRUB_SPOOL
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.archive_files import ArchiveFiles, FoundRows
-from stepwell.pool.shard.late_rewards import FOLDER
-from stepwell.pool.shard.lineage import FOLDER as LINEAGE
-from stepwell.pool.shard.lineage import FOUND, versions_with
+from stepwell.pool.shard.archive_files import FOUND, LATE_REWARDS, LINEAGE, ArchiveFiles, FoundRows, versions_with
 from stepwell.pool.shard.shard import Shard
-from stepwell.pool.slices.forgetting import FORGETTING, Overdue, ShardReceipt
-from stepwell.pool.slices.removal import Removal, RowTest, note_overdue
+from stepwell.pool.slices.forgetting import FORGETTING, Overdue, Removal, RowTest, ShardReceipt, note_overdue
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.slice import Slice
 from stepwell.pool.state.tombstones import OLDER_THAN, Tombstone, names_of
@@ -81,17 +77,16 @@ class Forgetting(Slice):
 
     def attach(self, shard: Shard) -> None:
         self._shard = shard
-        self._transactions = shard.transactions
         self._state = shard.pool.state
         self._gateways = shard.gateways
-        shard.transactions.before_commit.extend((self.resume, self._watch_retention))
+        shard.before_commit.extend((self.resume, self._watch_retention))
         shard.on_flushed.append(self._note_scrubbed)
         shard.on_stats.append(self._add_stats)
 
     async def forget(self, subject: str, also: Sequence[str] = ()) -> ShardReceipt:
         """Returns when all is removed. `also` are hashes of names that other shards found."""
-        async with self._transactions.transaction():
-            tombstone = self._state.refuse_subject(self._state.tombstones.digest(subject), self._transactions.clock())
+        async with self._shard.transaction():
+            tombstone = self._state.refuse_subject(self._state.tombstones.digest(subject), self._shard.clock())
             if self._state.refuse_names(also):
                 tombstone.is_done = False
         return await self._carry_out(tombstone)
@@ -100,8 +95,8 @@ class Forgetting(Slice):
         """What is older than that, or than its own retention, whatever the pool's is. Returns when all is removed.
 
         Without `by_clock`, only what has been here for as long while the pool ran: the clock may be wrong."""
-        async with self._transactions.transaction():
-            tombstone = note_overdue(self._state, seconds, self._transactions.clock(), by_clock=by_clock)
+        async with self._shard.transaction():
+            tombstone = note_overdue(self._state, seconds, self._shard.clock(), by_clock=by_clock)
         receipt = await self._carry_out(tombstone)
         self._note_kept_back(tombstone)
         return receipt
@@ -113,13 +108,13 @@ class Forgetting(Slice):
 
     async def forget_kept_back(self) -> ShardReceipt:
         """The wall clock is right, and the pool was off: what the retention keeps because of that is removed too."""
-        async with self._transactions.transaction():
+        async with self._shard.transaction():
             self._state.tombstones.running.trust_clock()
         return await self.forget_overdue(self._state.limits.retention, by_clock=True)
 
     def receipt(self, tombstone: Tombstone) -> ShardReceipt:
         return ShardReceipt(
-            shard=self._transactions.name,
+            shard=self._shard.name,
             subject=tombstone.subject,
             asked_at=tombstone.at,
             is_done=tombstone.is_done,
@@ -169,7 +164,7 @@ class Forgetting(Slice):
         pieces = removal.remove_held()
         more = True
         while more:
-            async with self._transactions.transaction():
+            async with self._shard.transaction():
                 more = next(pieces, pieces) is not pieces
         if removal.has_removed or not removal.is_of_age:
             self._shard.renew_watch_epoch()
@@ -178,7 +173,7 @@ class Forgetting(Slice):
         held = [found.born for found in Removal(tombstone, self._state).kept_back()]
         archived = {uid: born for file in self._kept_back.values() for uid, born in file.items()}
         since = min((*held, *archived.values()), default=inf)
-        was_told, name = self.overdue.count > 0, self._transactions.name
+        was_told, name = self.overdue.count > 0, self._shard.name
         self.overdue = Overdue(
             shard=name, clock=tombstone.at, trajectories=len(held), archived=len(archived), since=since
         )
@@ -190,7 +185,7 @@ class Forgetting(Slice):
             )
 
     async def _work(self) -> None:
-        await self._transactions.commit()
+        await self._shard.commit()
         while unfinished := self._state.tombstones.unfinished:
             try:
                 await self._finish(Removal(unfinished[0], self._state))
@@ -203,7 +198,7 @@ class Forgetting(Slice):
         await self._remove_held(removal)
         self.before_step("gateways")
         await self._clean_gateways(removal)
-        archive = self._transactions.archive
+        archive = self._shard.archive
         if archive is not None:
             archive.is_paused = True
         try:
@@ -212,7 +207,7 @@ class Forgetting(Slice):
                 await self._rewrite_files(removal, archive, "")
             await self._remove_named(removal)
             if archive is not None:
-                await self._rewrite_files(removal, archive, FOLDER)
+                await self._rewrite_files(removal, archive, LATE_REWARDS)
                 await self._find_versions(removal, archive)
         finally:
             if archive is not None:
@@ -224,19 +219,19 @@ class Forgetting(Slice):
         removal.tombstone.is_done = True
         await self._save_progress(removal)
         self.before_step("end")
-        log.info("shard %s has removed the data of: %s", self._transactions.name, removal.tombstone.subject)
+        log.info("shard %s has removed the data of: %s", self._shard.name, removal.tombstone.subject)
 
     async def _clean_gateways(self, removal: Removal) -> None:
         """A gateway that does not answer cleans its spool later: when the pool refuses what it holds."""
         asked = set(self._gateways.living())
         self._scrubbed.clear()
-        deadline = self._transactions.monotonic() + self.gateway_wait
+        deadline = self._shard.monotonic() + self.gateway_wait
         while (left := (asked & set(self._gateways.living())) - self._scrubbed) and (
-            self._transactions.monotonic() < deadline
+            self._shard.monotonic() < deadline
         ):
             for gateway in left:
                 self._gateways.ask(gateway, SCRUB_SPOOL)
-            await self._gateways.wait(self._transactions.recheck_interval)
+            await self._gateways.wait(self._shard.recheck_interval)
         if asked:
             removal.add_listed("gateways", self._scrubbed & asked)
             removal.add_listed("silent_gateways", asked - self._scrubbed)
@@ -298,20 +293,20 @@ class Forgetting(Slice):
     async def _remove_named(self, removal: Removal) -> None:
         """What is about its trajectories, and names them: rows of slices, and late rewards."""
         self.before_step("names")
-        journal = self._transactions.journal
+        journal = self._shard.journal
         await self._remove_held(removal)
-        async with self._transactions.transaction():
+        async with self._shard.transaction():
             removal.remove_from_slices()
         if journal is None:
             return
         removal.count("late_rewards", journal.remove_late_named(removal.covers_record))
         await self._save_progress(removal)
-        if self._transactions.archive is not None:
-            self._transactions.archive.recount_late_rewards()
+        if self._shard.archive is not None:
+            self._shard.archive.recount_late_rewards()
 
     async def _find_versions(self, removal: Removal, archive: ParquetArchive) -> None:
         """Which versions of the policy were trained on it. The lineage has no names, so it stays as it is."""
-        journal, names = self._transactions.journal, set(removal.tombstone.removed.get("lineage", ()))
+        journal, names = self._shard.journal, set(removal.tombstone.removed.get("lineage", ()))
         if journal is None or not names:
             return
         fs, root = archive.place
@@ -322,9 +317,9 @@ class Forgetting(Slice):
         await self._save_progress(removal)
 
     async def _scrub(self, removal: Removal) -> None:
-        if self._transactions.journal is None:
+        if self._shard.journal is None:
             return
-        aside = await self._transactions.journal.store.scrub(self._wait)
+        aside = await self._shard.journal.store.scrub(self._wait)
         self.waits_for = ""
         if aside:
             removal.add_listed("set_aside", aside)
@@ -332,17 +327,17 @@ class Forgetting(Slice):
     async def _wait(self, why: str) -> None:
         """Operators hear it once, in the log, and see it in the shard's statistics."""
         if why != self.waits_for:
-            log.error("data is not yet removed from shard %s: %s", self._transactions.name, why)
+            log.error("data is not yet removed from shard %s: %s", self._shard.name, why)
         self.waits_for = why
         await asyncio.sleep(self.retry_pause)
 
     async def _save_progress(self, removal: Removal) -> None:
-        async with self._transactions.transaction():
+        async with self._shard.transaction():
             removal.save()
 
     def _is_own(self, shard: str) -> bool:
         """The first shard has also the files of shards that are gone."""
-        name, plan = self._transactions.name, self._transactions.plan
+        name, plan = self._shard.name, self._shard.plan
         if shard == name or name != plan.name:
             return shard == name
         is_of_pool = re.fullmatch(rf"{re.escape(plan.name)}(-\d+)?", shard) is not None

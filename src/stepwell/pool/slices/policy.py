@@ -133,7 +133,7 @@ class ReadVersionRewards(MergedOperation[ShardRewards, VersionRewards]):
     def run(self, shard: "Shard") -> ShardRewards:
         log, end = shard.pool.state.version_rewards, shard.pool.state.version_rewards.end(self.channel)
         told = f"{shard.epoch}:{end}"
-        since = None if self.cursor is None else self.cursor.get(shard.transactions.name, FROM_THE_START)
+        since = None if self.cursor is None else self.cursor.get(shard.name, FROM_THE_START)
         if not since:
             return ShardRewards([], told, 0)
         epoch, _, position = since.rpartition(":")

@@ -3,8 +3,9 @@ from rig.builders import make_step
 from stepwell.pool.api.plan import Limits, PoolPlan, bounded_limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 
 GIB = 2**30
@@ -22,7 +23,7 @@ def test_a_bound_that_is_given_stays() -> None:
 
 async def test_a_shard_keeps_within_the_bound_of_its_node_and_tells_the_plan_as_it_was_given() -> None:
     plan = PoolPlan(name="pool")
-    service = ShardService(plan, "pool", limits=bounded_limits(plan, 800_000))
+    service = ShardService(Shard(plan, "pool", limits=bounded_limits(plan, 800_000), slices=SLICES))
     for n in range(100):
         await service.run([Register(Registration(f"t{n}", f"p{n}"))])
         step = make_step(f"t{n}", f"p{n}", prompt_ids=range(250))

@@ -14,7 +14,7 @@ from stepwell.pool.api.transport import SERVING, UNSEEN
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute, TrajectoryOperation
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.policy import PauseChannel
-from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
+from stepwell.pool.slices.producing import ChannelIfOpen, Register
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
 
 SHARDS = 3
@@ -39,7 +39,7 @@ class CountOpen(MergedOperation[int, tuple[int, tuple[str, ...]]]):
 @dataclass(frozen=True, slots=True)
 class NameShard(TrajectoryOperation[str]):
     def run(self, shard: Shard) -> str:
-        return shard.transactions.name
+        return shard.name
 
 
 @message

@@ -12,6 +12,8 @@ from stepwell.errors import FetchTimeout, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.client import DataPool
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.policy import ChangeEngines
 
 SHARDS = 4
@@ -153,7 +155,7 @@ async def test_a_shard_that_lost_its_state_with_its_process_is_believed() -> Non
         await client.set_policy_version(version)
     services = dict(client.transport.services)
     ended = client.transport.services["data_pool"]
-    client.transport.services = services | {"data_pool": ShardService(client.plan, "data_pool")}
+    client.transport.services = services | {"data_pool": ShardService(Shard(client.plan, "data_pool", slices=SLICES))}
     await ended.set_policy_version(4)  # ends the wait there
     await until(lambda: client.policy_version == 0, "the new process's answer")
     following.cancel()

@@ -14,9 +14,11 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, VersionReward
 from stepwell.pool.client.data_pool import DataPool
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.policy import Decide, ReadDecisions, ReadVersionRewards
-from stepwell.pool.slices.steps import AddSteps
+from stepwell.pool.slices.producing import AddSteps
 from stepwell.steps.columns import pack
 from tests.unit.pool.shard.journals import kill
 
@@ -110,7 +112,7 @@ async def test_a_shard_with_a_journal_says_how_many_and_keeps_canary_and_decisio
 
     def start() -> ShardService:
         opened.append(SqliteJournal(tmp_path / "pool.sqlite", closed_kept=100))
-        return ShardService(PoolPlan(limits=Limits()), "data_pool", journal=opened[-1])
+        return ShardService(Shard(PoolPlan(limits=Limits()), "data_pool", journal=opened[-1], slices=SLICES))
 
     async def add(service: ShardService, uid: str) -> None:
         await asked(service, AddSteps(pack([make_step(uid, uid, reward=1.0, policy_version=3)]), channel="train"))

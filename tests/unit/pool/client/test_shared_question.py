@@ -16,8 +16,10 @@ from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.api.transport import SERVING, SYNC, UNSCORED, UNSEEN, Revision, flush_topic, ready_topic
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import GatheringTransport
+from stepwell.pool.client.link_messages import GatheringTransport
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
 
 FIRST = "data_pool"
@@ -144,8 +146,8 @@ async def test_all_who_wait_hear_that_the_shard_is_away_and_of_the_one_that_foll
     await settle(counted)
     waits = [asyncio.create_task(client.shards.wait_news(FIRST, await seen(client, SYNC))) for client in clients]
     await settle(counted)
-    pool.transport.services[FIRST] = ShardService(pool.plan, FIRST, recheck_interval=0.01)
-    shard._transactions._refusal = "killed"
+    pool.transport.services[FIRST] = ShardService(Shard(pool.plan, FIRST, recheck_interval=0.01, slices=SLICES))
+    shard.shard._refusal = "killed"
     for wait in waits:
         with pytest.raises(PoolUnavailable):
             await asyncio.wait_for(wait, 5)

@@ -43,7 +43,7 @@ def test_a_rule_writes_no_attribute_of_another_object(path: Path) -> None:
 
 OWN = {
     "exact_batch": {"pile"},
-    "removal": {"tombstone"},
+    "forgetting": {"tombstone"},
     "forgetting_work": {"tombstone", "removal.tombstone", "archive"},
 }
 """An exact batch is computed from values of its own; tombstones are the records of forgetting, which pauses the archive

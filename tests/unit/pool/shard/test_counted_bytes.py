@@ -16,8 +16,9 @@ from rig.asked import asked
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, ids_array, logprobs_array
 
@@ -75,7 +76,7 @@ def conversation(uid: str, prompt_uid: str, load: Load, luck: np.random.Generato
 async def grow(load: Load) -> tuple[int, int]:
     """The bytes that the process grows by, and those that the pool counts."""
     gc.set_threshold(*GC_THRESHOLD)
-    shard = ShardService(PoolPlan(limits=Limits(max_queue_size=10**6)), "data_pool")
+    shard = ShardService(Shard(PoolPlan(limits=Limits(max_queue_size=10**6)), "data_pool", slices=SLICES))
     await hold(shard, load)  # what the first messages bring stays, whatever is held
     before, counted = resident(), shard.pool.state.channels[TRAIN].nbytes
     await hold(shard, load)

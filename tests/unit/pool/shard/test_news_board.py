@@ -12,8 +12,10 @@ from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import PLAN, SERVING, SYNC, UNSCORED, UNSEEN, Revision, Seen, ready_topic
-from stepwell.pool.shard.engine_reports import ANNOUNCED_FOR
+from stepwell.pool.shard.gateway_roster import ANNOUNCED_FOR
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.policy import AnnounceSync
 
 READY = ready_topic("train")
@@ -73,9 +75,9 @@ async def test_a_later_question_of_the_same_asker_ends_the_earlier_one_and_no_ot
 
 
 async def test_after_a_restart_everything_is_news() -> None:
-    before = ShardService(PoolPlan(limits=Limits()), "data_pool")
+    before = ShardService(Shard(PoolPlan(limits=Limits()), "data_pool", slices=SLICES))
     seen = await seen_now(before, SERVING, READY, "anything")
-    after = ShardService(PoolPlan(limits=Limits()), "data_pool")
+    after = ShardService(Shard(PoolPlan(limits=Limits()), "data_pool", slices=SLICES))
     assert (await after.wait_news("link", seen, 0.0)).keys() == seen.keys()
     assert Revision() == UNSEEN
 
@@ -83,6 +85,6 @@ async def test_after_a_restart_everything_is_news() -> None:
 async def test_a_question_ends_with_the_shard(shard: ShardService) -> None:
     waiting = asyncio.create_task(shard.wait_news("link", await seen_now(shard, SERVING), 30.0))
     await asyncio.sleep(0)
-    shard._transactions._refusal = "the journal failed"
+    shard.shard._refusal = "the journal failed"
     with pytest.raises(PoolUnavailable, match="the journal failed"):
         await asyncio.wait_for(waiting, 5)

@@ -15,7 +15,7 @@ from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.journal import JournalFailed
+from stepwell.pool.shard.journal_store import JournalFailed
 from stepwell.pool.shard.recovery import restore_pool
 from tests.unit.pool.shard.journals import Place, give_late, kill, open_journal, open_pool, opened, save, spoil
 

@@ -23,12 +23,12 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
+from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import Curate, Curation, CurationAction, CurationOutcome
 from stepwell.pool.slices.policy import ChangeEngines
-from stepwell.pool.slices.scoring import TakeUnscored
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Abort, ChannelIfOpen, Complete, Register
+from stepwell.pool.slices.producing import Abort, AddSteps, ChannelIfOpen, Complete, GiveReward, Register, TakeUnscored
 from stepwell.steps.columns import pack
 
 
@@ -47,7 +47,9 @@ def clock() -> Clock:
 
 def make_service(clock: Clock, journal: SqliteJournal | None = None, **limits: object) -> ShardService:
     plan = PoolPlan(limits=Limits(**limits))  # type: ignore[arg-type]
-    return ShardService(plan, plan.name, journal=journal, clock=clock, monotonic=clock, recheck_interval=0.01)
+    return ShardService(
+        Shard(plan, plan.name, journal=journal, clock=clock, monotonic=clock, recheck_interval=0.01, slices=SLICES)
+    )
 
 
 def open_journal(path: Path) -> SqliteJournal:
@@ -203,7 +205,9 @@ async def test_a_reward_after_shipping_is_kept_only_in_an_archive_and_a_repeated
     pytest.importorskip("pyarrow")
     journal = open_journal(tmp_path / "pool.sqlite")
     archive = ParquetArchive(str(tmp_path / "archive"), "data_pool", journal) if archived else None
-    service = ShardService(PoolPlan(), "data_pool", journal=journal, archive=archive, clock=clock, monotonic=clock)
+    service = ShardService(
+        Shard(PoolPlan(), "data_pool", journal=journal, archive=archive, clock=clock, monotonic=clock, slices=SLICES)
+    )
     await rollout(service)
     thumb = RewardGiven(trajectory_uid="t", prompt_uid="p", value=0.5, source="human")
     assert await asked(service, GiveReward(thumb)), "it is not shipped yet"

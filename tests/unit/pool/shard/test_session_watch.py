@@ -13,10 +13,11 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
 from stepwell.pool.shard.service import ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import ChannelIfOpen
+from stepwell.pool.slices.all import SLICES
+from stepwell.pool.slices.producing import AddSteps, ChannelIfOpen, PlaceSession
+from stepwell.pool.slices.silence import IdleSessions
 from stepwell.steps.columns import pack
 
 IDLE = 10.0
@@ -37,7 +38,9 @@ def clock() -> Clock:
 
 def make_service(clock: Clock, journal: SqliteJournal | None = None) -> ShardService:
     plan = PoolPlan(limits=Limits(session_idle=IDLE))
-    return ShardService(plan, plan.name, journal=journal, clock=clock, monotonic=clock, recheck_interval=0.001)
+    return ShardService(
+        Shard(plan, plan.name, journal=journal, clock=clock, monotonic=clock, recheck_interval=0.001, slices=SLICES)
+    )
 
 
 async def open_session(service: ShardService, gateway: str = "") -> None:
@@ -90,7 +93,7 @@ async def test_after_a_restart_a_session_has_its_idle_time_again(clock: Clock, t
     journal = SqliteJournal(tmp_path / "shard.sqlite", closed_kept=100)
     service = make_service(clock, journal)
     await open_session(service)
-    service._session_watch._watching.cancel()  # type: ignore[union-attr]
+    service.pool.state.slice_of(IdleSessions).watch.running.cancel()  # type: ignore[union-attr]
     clock.now += IDLE / 2
     await service.stats()
     journal.close()

@@ -28,7 +28,7 @@ from stepwell.pool.shard.recovery import JournalReader
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import AuditEntry, AuditTrail, CurationAction, CurationOutcome
-from stepwell.pool.slices.removal import Removal, note_overdue
+from stepwell.pool.slices.forgetting import Removal, note_overdue
 from stepwell.pool.state.call_operations import A_CALL_IS_MISSING, LATE, MOST_EARLY, RANKS, TOO_MANY
 from stepwell.pool.state.change_log import note_of, snapshot_of, standing_of
 from stepwell.pool.state.journal import StateJournal

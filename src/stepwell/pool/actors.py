@@ -28,14 +28,13 @@ from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan, bounded_limits
 from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.cluster_watch import wait_until_head_loses_state
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_backends import find_journals, journal_backend
-from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
-from stepwell.pool.shard.placement import place_shards
-from stepwell.pool.shard.ray_transport import RayTransport
+from stepwell.pool.shard.journal_store import JournalHeader, JournalIdentity
+from stepwell.pool.shard.placement import find_journals, journal_backend, place_shards
+from stepwell.pool.shard.ray_transport import RayTransport, wait_until_head_loses_state
 from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
+from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.state.slice import Slice
 
@@ -47,7 +46,7 @@ START_TIMEOUT = 120.0
 RETRY_PAUSE = 1.0
 """Seconds until a shard that restarts is asked again."""
 RESOURCE_SHARE = 0.001
-"""Of the resource that places a shard: so little that any number of shards fits on one node."""
+"""The share of the resource that places a shard: so little that any number of shards fits on one node."""
 
 
 class ShardActor(ShardService):
@@ -79,7 +78,7 @@ class ShardActor(ShardService):
                 raise
             refusal = f"shard {name} waits for its journal: {failure}"
             log.error("%s", refusal)
-            super().__init__(plan, name, refusal=refusal)
+            super().__init__(Shard(plan, name, slices=(), refusal=refusal))
             Thread(target=_end_when_opened, args=(open_journal,), name="await-journal", daemon=True).start()
         Thread(target=_end_if_lost, args=(name,), name="cluster-watch", daemon=True).start()
         if name == plan.name:
@@ -98,14 +97,14 @@ class ShardActor(ShardService):
         limits = bounded_limits(replace(plan, shards=shards), usable_memory(machine_memory()))
         log.info("shard %s holds at most %s bytes in a channel", name, limits.max_bytes)
         if open_journal is None:
-            super().__init__(plan, name, slices=slices, limits=limits, ask_decision=ask)
+            super().__init__(Shard(plan, name, slices=slices, limits=limits, ask_decision=ask))
             return
         journal = open_journal()
         try:
             archive = None
             if plan.archive is not None:
                 archive = ParquetArchive(plan.archive, name, journal, max_bytes=plan.limits.max_bytes)
-            super().__init__(
+            shard = Shard(
                 plan,
                 name,
                 slices=slices,
@@ -118,10 +117,11 @@ class ShardActor(ShardService):
         except Exception:
             journal.store.close()
             raise
+        super().__init__(shard)
 
 
 async def _ask_decision(peers: RayTransport, shard: str, decision_uid: str) -> Settlement:
-    """Of another shard. If it has not decided, it decides against the batch."""
+    """The decision of another shard. If it has not decided, it decides against the batch."""
     settlement: Settlement = await peers.call(shard, "nack", (decision_uid,), {})
     return settlement
 
