@@ -21,6 +21,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.actors import start_pool
+
 from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np

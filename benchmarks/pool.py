@@ -22,6 +22,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from stepwell.pool.actors import MAX_CONCURRENT_CALLS, ShardActor
+
 from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np

@@ -24,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.actors import start_pool
+
 from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np

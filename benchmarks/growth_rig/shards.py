@@ -17,6 +17,7 @@ from benchmarks.gateway_rig.processes import exact_cpu_seconds, memory_bytes
 from benchmarks.growth_rig.curve import Curve, Shape
 from benchmarks.growth_rig.rollouts import group_of
 from rig.ray_cluster import RayCluster
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient

@@ -11,6 +11,7 @@ from rig.chatml import render_chat
 from rig.gateways import gateway_process
 from rig.ray_cluster import RayCluster
 from rig.vocabulary import encode, pieces
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.steps.step import Step

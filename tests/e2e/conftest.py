@@ -6,6 +6,7 @@ import pytest
 from rig.gateways import GatewayProcess, gateway_process
 from rig.ray_cluster import RayCluster
 from rig.vllm_server import VllmServer, start_vllm
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from tests.e2e.episodes import Episode, open_episode

@@ -18,6 +18,7 @@ from rig.trainers.tinker_run import TinkerRun, start_tinker
 from rig.two_tenants import GROUP, WANTED, Tenants, held_out_answers, logprob_gap, make_base_model, reward
 from rig.vllm_server import VllmServer, start_vllm
 from rig.waiting import until
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.trainers.feed import read_state

@@ -19,6 +19,7 @@ from rig.trainers.process import lives_on
 from rig.trainers.verl_run import RESOURCES, VerlRun, start_verl
 from rig.vllm_server import VllmServer
 from rig.waiting import until
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient

@@ -46,8 +46,7 @@ HOMES = tuple(
         *("pool.api.leasing", "pool.api.plan", "pool.api.policy", "pool.api.producing"),
         *("pool.api.scoring", "pool.api.sessions", "pool.api.stats"),
         *("pool.api.transport", "pool.api.watching", "pool.client.link_messages"),
-        *("pool.slices.calls", "pool.slices.curation", "pool.slices.forgetting", "pool.slices.policy"),
-        *("pool.slices.scoring", "pool.slices.sessions", "pool.slices.steps", "pool.slices.trajectories"),
+        *("pool.slices.curation", "pool.slices.forgetting", "pool.slices.policy", "pool.slices.producing"),
         *("pool.slices.watching", "steps.columns", "steps.returns", "steps.step", "steps.trainable"),
     )
 )

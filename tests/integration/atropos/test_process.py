@@ -11,6 +11,7 @@ import pytest
 from rig.atropos.server import ENVIRONMENT, TRAINER, atropos_process, firsts, scored_group
 from rig.gateways import GatewayProcess, free_port
 from rig.ray_cluster import RayCluster
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.wire.scored_groups import group_from_json

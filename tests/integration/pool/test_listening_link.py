@@ -19,6 +19,7 @@ from rig.network_namespace import NetworkNamespace, can_make_namespaces, network
 from rig.ray_cluster import RayCluster
 from rig.waiting import answers, until, wait_until
 from stepwell.errors import BadRequest
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.transport import SERVING, UNSEEN, ActorAway

@@ -15,6 +15,7 @@ from rig.actors import pid_of, wait_until_back
 from rig.builders import EasyPool, make_step
 from stepwell.common.message_format import message
 from stepwell.errors import PoolFull
+from stepwell.pool.actors import reshard_pool, start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.staleness import Present

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rig.builders import make_step
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.stats import ScoringStats

@@ -12,6 +12,7 @@ import aiohttp
 from rig.actors import pid_of
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link_messages import GatheringTransport

@@ -9,6 +9,7 @@ import ray
 from rig.actors import node_of
 from rig.ray_nodes import joined_node
 from rig.waiting import wait_until
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.rewards.runner.messages import Job

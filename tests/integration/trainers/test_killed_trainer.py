@@ -16,6 +16,7 @@ import pytest
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
 from rig.trainers.lives import passes_for
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient

@@ -24,6 +24,7 @@ from rig.issued_keys import CONTROL
 from rig.ray_cluster import RayCluster
 from rig.threads import in_thread
 from rig.trainers.process import trainer_python
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.rewards.runner.messages import Job

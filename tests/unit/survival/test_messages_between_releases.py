@@ -27,6 +27,7 @@ import stepwell
 from stepwell.common.message_format import FORMAT, MESSAGES, portable_actor, restore
 from stepwell.errors import IncompatibleMessage, PoolUnavailable
 from stepwell.pool import api
+from stepwell.pool.actors import ShardActor
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Serving
 from stepwell.pool.api.producing import Pacing

@@ -285,7 +285,7 @@ def unseal(sealed: bytes, *keys: object) -> Any:
 
 def dump_json(value: object) -> bytes:
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, default=tuple)  # a record of a few fields
     except TypeError:  # an integer beyond 64 bits, say
         return json.dumps(value).encode()
 

@@ -29,7 +29,7 @@ from stepwell.pool.shard.journal import (
 )
 from stepwell.pool.shard.journal_store import JournalDamaged, checksum, load_json, unseal
 from stepwell.pool.state.call_operations import reason_of
-from stepwell.pool.state.records import Group, Lease, Trajectory
+from stepwell.pool.state.records import Group, KeptReward, Lease, LostCall, Mark, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement, PrefixTree

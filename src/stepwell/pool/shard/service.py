@@ -298,7 +298,7 @@ class ShardService:
         archives = leaves and self.shard.archive is not None and self.shard.archive.has_work
         decisions = filter(None, map(decision_of, self.pool.state.leases))
         undecided = sum(coordinator in plan.shard_names()[plan.shards :] for coordinator, _ in decisions)
-        return self.pool.ownership.misplaced() + undecided + archives
+        return self.pool.state.misplaced() + undecided + archives
 
     async def tombstones(self) -> dict[str, float]:
         """The digests of the subjects of which nothing is taken, each with the time at which that was asked for."""

@@ -4,8 +4,8 @@
   woken. What a call changes is in the journal before it answers.
 - If a commit fails, the state in memory is ahead of the journal: no call is answered any more, and the process ends.
 - With too little free space, no new data is taken; leases, rewards and completions can still be written.
-- News (see pool/api/transport.py) is looked for after each commit, and once a second while somebody waits, because leases
-  and deadlines end by themselves. An asker has one question at a time.
+- News (see pool/api/transport.py) is looked for after each commit, and once a second while somebody waits, because
+  leases and deadlines end by themselves. An asker has one question at a time.
 """
 
 import asyncio

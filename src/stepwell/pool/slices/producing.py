@@ -147,7 +147,7 @@ class BeginCall(Operation[None]):
         return self.call.prompt_uid
 
     def is_elsewhere(self, shard: "Shard") -> bool:
-        return shard.pool.ownership.is_elsewhere(self.call.trajectory_uid, self.call.prompt_uid)
+        return shard.pool.state.is_elsewhere(self.call.trajectory_uid, self.call.prompt_uid)
 
     def run(self, shard: "Shard") -> None:
         shard.attach(self.call.trajectory_uid, self.call.gateway)
@@ -340,7 +340,7 @@ class GiveReward(Operation[bool]):
         return self.reward.prompt_uid
 
     def is_elsewhere(self, shard: "Shard") -> bool:
-        return shard.pool.ownership.is_elsewhere(self.reward.trajectory_uid, self.reward.prompt_uid)
+        return shard.pool.state.is_elsewhere(self.reward.trajectory_uid, self.reward.prompt_uid)
 
     def run(self, shard: "Shard") -> bool:
         reward, pool = self.reward, shard.pool
