@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 import stepwell
 from stepwell.demo.engine import StartingEngine, start_engine
 from stepwell.errors import StepwellError
-from stepwell.gateway.recording.version_confirmer import BRACKET
+from stepwell.gateway.recording.step_book import BRACKET
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.client.batch import Batch

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import SyncFailed
-from stepwell.gateway.recording.version_confirmer import BRACKET
+from stepwell.gateway.recording.step_book import BRACKET
 from stepwell.pool.client import DataPool
 from stepwell.steps.step import Step, VersionSpan
 from stepwell.trainers.transfers import CheckpointTransfer

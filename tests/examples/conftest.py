@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+from stepwell.gateway.dialects.request_rules import SamplingPolicy
 from stepwell.pool.client.batch import Batch
 from tests.examples.folders import EXAMPLES
 from tests.rig.agents import TaskEngine

@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
-from stepwell.gateway.dialects.request_fields import RequestRules
-from stepwell.gateway.http.quotas import CallQuota
+from stepwell.gateway.dialects.request_rules import RequestRules
+from stepwell.gateway.requests import CallQuota
 from tests.integration.gateway.agent import Agent, agent_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway

@@ -17,9 +17,9 @@ import pytest
 from stepwell.common.bounded_http import BoundedHttp
 from stepwell.errors import BadRequest
 from stepwell.gateway.app import GatewayLimits
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.call_book import CallBook
-from stepwell.gateway.dialects.chat import ChatDialect
+from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.dialects.openai import ChatDialect
+from stepwell.gateway.recording.call_book import CallBook
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import unpack
 from stepwell.steps.soundness import fault_kind

@@ -13,7 +13,7 @@ import pytest
 
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.engines import PRIVATE_FIELDS
-from stepwell.gateway.http.request_body import LARGEST_BODY
+from stepwell.gateway.requests import LARGEST_BODY
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
-from stepwell.gateway.session_ids import session_id_by_name
+from stepwell.gateway.calls import session_id_by_name
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import serve_gateway

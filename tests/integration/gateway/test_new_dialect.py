@@ -9,10 +9,10 @@ import aiohttp
 import pytest
 
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
+from stepwell.gateway.dialects.openai import ChatDialect
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
-from stepwell.gateway.http.error_responses import ErrorDetails
+from stepwell.gateway.error_responses import ErrorDetails
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire.openai import Usage
 from tests.integration.gateway.agent import Agent, agent_of

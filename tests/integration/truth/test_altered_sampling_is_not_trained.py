@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+from stepwell.gateway.dialects.request_rules import SamplingPolicy
 from stepwell.pool.api.stats import StepCount
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.rig.fake_engine import FakeEngine

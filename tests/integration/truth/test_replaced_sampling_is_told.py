@@ -14,7 +14,7 @@ import pytest
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+from stepwell.gateway.dialects.request_rules import SamplingPolicy
 from tests.integration.gateway.agent import HELLO, agent_of
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 from tests.rig.fake_engine import FakeEngine

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stepwell.gateway.call_book import LATE, CallBook
+from stepwell.gateway.recording.call_book import LATE, CallBook
 from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.producing import Registration
 from tests.rig.local_pool import LocalPool

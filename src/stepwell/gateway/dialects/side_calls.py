@@ -115,19 +115,15 @@ def side_call_kind(texts: PromptTexts, max_tokens: int, header: str | None, *, b
     """The kind of side call, or None for a call of the task. `header` is the value of CALL_HEADER. Without `by_text`,
     the header alone counts."""
     if header is not None:
-        return _kind_from_header(header)
+        if header not in ("task", "side"):
+            raise BadRequest(f'the header {CALL_HEADER} is "task" or "side", not {header!r}')
+        return MARKED if header == "side" else None
     if not by_text:
         return None
     first = CLAUDE_CODE_FIRST.match(texts.system)
     return _kind(SYSTEM_RULES, texts.system[first.end() if first else 0 :], max_tokens) or _kind(
         USER_RULES, texts.user, max_tokens
     )
-
-
-def _kind_from_header(header: str) -> str | None:
-    if header not in ("task", "side"):
-        raise BadRequest(f'the header {CALL_HEADER} is "task" or "side", not {header!r}')
-    return MARKED if header == "side" else None
 
 
 def _kind(rules: tuple[SideCallRule, ...], text: str, max_tokens: int) -> str | None:

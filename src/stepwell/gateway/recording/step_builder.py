@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import DEFAULT_MODEL
+from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineReplica
 from stepwell.engines.replies import EngineReply
 from stepwell.errors import BadRequest, NotReady
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.recording.redactor import REDACTION_FAILED, RedactionFailed, Redactor
-from stepwell.gateway.recording.version_confirmer import VersionConfirmer
+from stepwell.gateway.recording.redaction import REDACTION_FAILED, RedactionFailed, Redactor
+from stepwell.gateway.recording.step_book import HeldStep, confirm_versions, engine_to_ask, steps_of
 from stepwell.steps.sampling import UNKNOWN_MODE, untrainable_reason, with_mode
 from stepwell.steps.soundness import step_fault, usage_fault
 from stepwell.steps.step import CUT_SHORT, Exactness, IntArray, JsonObject, Step, VersionSpan, ids_array
@@ -62,7 +63,7 @@ class PendingStep(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class StepBuilder:
     outbox: Outbox
-    confirmer: VersionConfirmer
+    engines: EngineFleet
     tokenizer: BackgroundTokenizer
     metrics: GatewayMetrics
     prompt_length: int
@@ -118,21 +119,17 @@ class StepBuilder:
 
     async def record(self, steps: Sequence[Step], engine: EngineReplica) -> None:
         """Steps that are redacted already."""
-        self.confirmer.note(steps, engine)
         self.metrics.steps_recorded(steps)
         if self.is_durable:
-            await self.outbox.record_durably(steps)
+            await self.outbox.record_durably(steps, engine)
         else:
-            self.outbox.record(steps)
+            self.outbox.record(steps, engine)
 
     async def confirm(self, steps: Sequence[Step], engine: EngineReplica) -> list[Step]:
         """The steps of a call that is not recorded, with their versions."""
-        try:
-            self.confirmer.note(steps, engine)
-            return await self.confirmer.confirm(steps)
-        finally:
-            for step in steps:
-                self.confirmer.discard(step)
+        held = [HeldStep(step.uid, "", step, engine=engine_to_ask(step, engine)) for step in steps]
+        await confirm_versions(self.engines, held)
+        return steps_of(held)
 
     async def record_cut_short(
         self,
@@ -156,9 +153,8 @@ class StepBuilder:
             told = self.told_by_engine(pending, call, reply)
             built = build_steps(pending, cut, NO_USAGE, told=told, prompt_length=self.prompt_length, origin=origin)
             steps = await self.redact(built)
-            self.confirmer.note(steps, reply.engine)
             self.metrics.steps_recorded(steps)
-            self.outbox.record(steps)
+            self.outbox.record(steps, reply.engine)
 
     def told_by_engine(self, pending: PendingStep, call: ModelCall, reply: EngineReply) -> dict[str, Any]:
         """The fields of a step that the engine decides. The pool's version counts for an engine that cannot tell its

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from stepwell.gateway.asgi import access_table
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import access_table
 from stepwell.steps.step import Exactness
 from tests.integration.gateway.agent import Agent, agent_of
 from tests.integration.gateway.model_in_url.content_dialect import ContentDialect

@@ -3,15 +3,8 @@ import asyncio
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.http.deduplication import (
-    A_PART,
-    AN_ANSWER,
-    KEPT_SECONDS,
-    LONGEST_KEY,
-    RequestDeduplicator,
-    SharedResponse,
-    read_call_headers,
-)
+from stepwell.gateway.requests import LONGEST_KEY, read_call_headers
+from stepwell.gateway.responses import A_PART, AN_ANSWER, KEPT_SECONDS, RequestDeduplicator, SharedResponse
 from stepwell.pool.api.producing import TrajectoryRef
 from tests.rig.waiting import until
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from stepwell.errors import BadRequest, EngineUnavailable, PoolFull, RayUnreachable
-from stepwell.gateway.http.error_responses import (
+from stepwell.gateway.error_responses import (
     CONTEXT_OVERFLOW,
     ErrorDetails,
     describe,

@@ -4,7 +4,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepwell.gateway.http.metrics import MOST_NAMES, GatewayMetrics
+from stepwell.gateway.metrics import MOST_NAMES, GatewayMetrics
 from stepwell.steps.step import Exactness
 from tests.builders import make_step
 from tests.rig.waiting import until

@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 
 from stepwell.common.json_containers import LARGEST_READ, MOST_CONTAINERS
 from stepwell.errors import TooLarge
-from stepwell.gateway.http.request_body import Message, Receive, limited, read_body
+from stepwell.gateway.requests import Message, Receive, limited, read_body
 
 
 def receiving(parts: Sequence[bytes]) -> Receive:

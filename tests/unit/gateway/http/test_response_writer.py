@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.http.deduplication import SharedResponse
-from stepwell.gateway.http.request_body import Message
-from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
+from stepwell.gateway.requests import Message
+from stepwell.gateway.responses import KeepAlives, ResponseWriter, SharedResponse
 from tests.rig.waiting import until
 
 KEEP_ALIVE = b": alive\n\n"

@@ -7,8 +7,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from stepwell.common.optional import install_command
-from stepwell.gateway.http import tracing as module
-from stepwell.gateway.http.tracing import Tracing, start
+from stepwell.gateway import metrics as module
+from stepwell.gateway.metrics import Tracing, start_tracing
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
@@ -54,7 +54,7 @@ def test_a_traceparent_that_cannot_be_read_begins_a_trace(
 def test_without_a_collector_nothing_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in module.ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
-    assert start() is None
+    assert start_tracing() is None
 
 
 def test_a_collector_without_the_extra_is_said_to_need_it(
@@ -62,7 +62,7 @@ def test_a_collector_without_the_extra_is_said_to_need_it(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    assert start() is None
+    assert start_tracing() is None
     assert install_command("otel") in caplog.text
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.gateway.recording.generations import Generations, Told
+from stepwell.gateway.routes.whitebox_routes import Generations, Told
 from stepwell.steps.step import Step
 from tests.builders import make_step
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.recording.redaction_child import load_redaction
-from stepwell.gateway.recording.redactor import RedactionFailed, Redactor
+from stepwell.gateway.recording.redaction import RedactionFailed, Redactor, load_redaction
 from stepwell.steps.step import Step
 from tests.builders import make_step
 from tests.rig.redactions import SECRET

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
-from stepwell.gateway.http.sighting import Sighting
-from stepwell.gateway.recording.step_marks import StepMarks
+from stepwell.gateway.recording.call_book import StepMarks
+from stepwell.gateway.responses import Sighting
 from stepwell.pool.api.producing import READ, TrajectoryRef
 from stepwell.steps.step_filter import UNSEEN
 from tests.rig.local_pool import LocalPool

@@ -9,8 +9,8 @@ from stepwell.access.key_file import KeyFile, create_key
 from stepwell.access.route_guard import RouteGuard
 from stepwell.access.route_table import BELOW_A_TRAJECTORY
 from stepwell.errors import Forbidden, NotPermitted
+from stepwell.gateway.asgi import AccessCheck, access_table
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import AccessCheck, access_table
 
 ACCESS = access_table(DIALECTS)
 CONTROL = "control-key-of-the-tests"

@@ -1,25 +1,31 @@
-"""The gateway's metrics, which /metrics shows in Prometheus's format.
+"""The gateway's metrics, which /metrics shows in Prometheus's format, and traces: one span a call, for OpenTelemetry.
 
 - The registry is this object's own, not the process-wide one.
 - Frequent events are counted here. Values that other objects hold are read at the moment of a scrape.
 - The values of a label are few: no uid, path or text of a caller becomes one, and of the exception types that callers
   name at most MOST_NAMES.
+- A trace collector that fails or hangs delays no call: spans wait in a bounded queue and are dropped beyond it.
+- The tracer provider is this gateway's own. With the process-wide one, FastAPI would begin to trace too.
+- A span is made when its call is over: it is never the current one, and a stream may end in another task.
 """
 
 import asyncio
 import logging
+import os
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from stepwell.common.optional import install_command
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
 
@@ -71,44 +77,11 @@ OTHERS = "others"
 """The label of exception types beyond that."""
 
 
-class RemovedFields:
-    """Fields of requests that no engine gets: all are counted, and each name is said once."""
-
-    def __init__(self, metrics: "GatewayMetrics") -> None:
-        self._metrics = metrics
-        self._said: set[str] = set()
-
-    def note(self, names: Sequence[str]) -> None:
-        self._metrics.fields_removed.inc(len(names))
-        for name in names:
-            if name not in self._said and len(self._said) < MOST_NAMES:
-                self._said.add(name)
-                log.warning("the field %r of a request is not forwarded; see --forward-fields in docs/gateway.md", name)
-
-
-class ReplacedSampling:
-    """Sampling parameters that agents asked for and did not get: all are counted, and each channel's first is said."""
-
-    def __init__(self, metrics: "GatewayMetrics") -> None:
-        self._metrics = metrics
-        self._said: set[str] = set()
-
-    def note(self, channel: str, names: Iterable[str], told: str) -> None:
-        for name in names:
-            self._metrics.sampling_replaced[name].inc()
-        if channel not in self._said:
-            self._said.add(channel)
-            log.warning(
-                "channel %s: answers are sampled as the trainer computes, not as the agent asks: %s; further ones are "
-                "only counted, and told in the header x-stepwell-sampling. --sampling %s=as_asked (in the environment "
-                "STEPWELL_GATEWAY_SAMPLING) gives agents what they ask for; see docs/gateway.md",
-                *(channel, told, channel),
-            )
-
-
 class GatewayMetrics:
     def __init__(self, lag_interval: float = LAG_INTERVAL) -> None:
         self._lag_interval = lag_interval
+        self._said_fields: set[str] = set()
+        self._said_channels: set[str] = set()
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         self._calls = self._counted("calls", "Calls answered.", "kind", "status")
@@ -129,10 +102,10 @@ class GatewayMetrics:
             "Agents' calls that asked not to be recorded, and were.",
             registry=self._registry,
         )
-        self.fields_removed = Counter(
+        self._fields_removed = Counter(
             "stepwell_request_fields_removed", "Fields of requests that no engine got.", registry=self._registry
         )
-        self.sampling_replaced = self._counter(
+        self._sampling_replaced = self._counter(
             "sampling_replaced", "Sampling parameters of agents' calls that were replaced or removed.", "parameter"
         )
         self._rollouts_ended = self._counted(
@@ -162,6 +135,27 @@ class GatewayMetrics:
             self._first_byte[kind].observe(first_byte)
         self._tokens[PROMPT] += prompt_tokens
         self._tokens[RESPONSE] += response_tokens
+
+    def note_removed(self, names: Sequence[str]) -> None:
+        """Fields of requests that no engine gets: all are counted, and each name is said once."""
+        self._fields_removed.inc(len(names))
+        for name in names:
+            if name not in self._said_fields and len(self._said_fields) < MOST_NAMES:
+                self._said_fields.add(name)
+                log.warning("the field %r of a request is not forwarded; see --forward-fields in docs/gateway.md", name)
+
+    def note_replaced(self, channel: str, names: Iterable[str], told: str) -> None:
+        """Sampling parameters that agents asked for and did not get: all are counted, each channel's first is said."""
+        for name in names:
+            self._sampling_replaced[name].inc()
+        if channel not in self._said_channels:
+            self._said_channels.add(channel)
+            log.warning(
+                "channel %s: answers are sampled as the trainer computes, not as the agent asks: %s; further ones are "
+                "only counted, and told in the header x-stepwell-sampling. --sampling %s=as_asked (in the environment "
+                "STEPWELL_GATEWAY_SAMPLING) gives agents what they ask for; see docs/gateway.md",
+                *(channel, told, channel),
+            )
 
     def steps_recorded(self, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -217,3 +211,69 @@ class GatewayMetrics:
     def _histogram(self, name: str, text: str) -> MetricChildren[Histogram]:
         metric = Histogram(f"stepwell_{name}", text, ("kind",), buckets=CALL_BUCKETS, registry=self._registry)
         return MetricChildren(metric)
+
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+log = logging.getLogger("stepwell.gateway")
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""OpenTelemetry's variables for the collector's address. Its others (headers, sampler, …) count too."""
+SERVICE = "stepwell-gateway"
+"""The service's name, unless OTEL_SERVICE_NAME gives another."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds in which the last spans are sent or given up."""
+
+Attributes: TypeAlias = Mapping[str, str | int]
+
+
+class Tracing:
+    """Spans of one provider, which is closed with it."""
+
+    def __init__(self, provider: "TracerProvider", close_timeout: float = CLOSE_TIMEOUT) -> None:
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._close_timeout = close_timeout
+        self._tracer = provider.get_tracer("stepwell")
+        self._kind = SpanKind.SERVER
+        self._extract = TraceContextTextMapPropagator().extract
+
+    def record(
+        self, name: str, started_at: float, traceparent: bytes | None = None, attributes: Attributes | None = None
+    ) -> None:
+        """A call that is over, below the caller's own span if a traceparent header names it."""
+        parent = self._extract({"traceparent": traceparent.decode("latin-1")}) if traceparent else None
+        self._tracer.start_span(name, parent, self._kind, attributes, start_time=int(started_at * 1e9)).end()
+
+    async def close(self) -> None:
+        """Send the last spans, or give them up after the timeout."""
+        ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        ending.start()
+        await asyncio.to_thread(ending.join, self._close_timeout)
+
+
+def start_tracing(close_timeout: float = CLOSE_TIMEOUT) -> Tracing | None:
+    """Tracing, if the environment variables ask for it. The caller closes it."""
+    if not any(os.environ.get(name) for name in ENDPOINTS):
+        return None
+    try:
+        provider = _exporting()
+    except ImportError:
+        log.warning("traces need an extra package: %s", install_command("otel"))
+        return None
+    return Tracing(provider, close_timeout)
+
+
+def _exporting() -> "TracerProvider":
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource({"service.name": SERVICE}).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider

@@ -1,5 +1,10 @@
-"""An engine's answer as a message of Anthropic's API, whole or as events.
+"""Anthropic's Messages API, and an engine's answer as its message, whole or as events.
 
+A request becomes a chat request (messages_request.py), so that ids, log-probabilities and versions are recorded as for
+chat. Fields that are not known are ignored; content blocks and tools that are not known are refused.
+
+- `thinking` decides only whether thoughts are shown: they are, unless its type is "disabled". Whether the model thinks
+  is a matter of its chat template.
 - The blocks are what the engine sends, in its order: thinking, text, tool_use. No block is empty but a tool's input.
 - Ids and signatures end in the sealed uid of the step, so that a client's next request proves which step it continues.
 - Arguments of a tool that are no JSON object become {"malformed": their text}. In a stream they have been sent before
@@ -12,21 +17,36 @@ from typing import Any
 import orjson
 
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.dialects.anthropic.chat_request import MALFORMED
-from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.dialects.openai_choices import ChoicesReply
-from stepwell.gateway.dialects.sse import MEDIA_TYPE
-from stepwell.gateway.dialects.step_seal import SEPARATOR
-from stepwell.wire.openai import NO_USAGE, Usage, read_ids, read_text, read_usage, write_object
+from stepwell.gateway.dialects.chat_form import SEPARATOR
+from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
+from stepwell.gateway.dialects.messages_request import MALFORMED, translate_request
+from stepwell.gateway.dialects.openai import (
+    FLAG,
+    INTEGER,
+    OBJECT,
+    TEXT,
+    choose_model,
+    make_call,
+    read_json_object,
+)
+from stepwell.gateway.dialects.openai_choices import (
+    MEDIA_TYPE,
+    ChoicesReply,
+    read_function,
+    read_reasoning,
+    read_tool_calls,
+)
+from stepwell.gateway.error_responses import CONTEXT_OVERFLOW, ErrorDetails
+from stepwell.wire.openai import NO_USAGE, Upstream, Usage, read_ids, read_text, read_usage, write_object
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s","%s":'
 DELTA_END = b"}}\n\n"
-TEXT, THINKING, TOOL_USE = "text", "thinking", "tool_use"
+TEXT_BLOCK, THINKING_BLOCK, TOOL_USE_BLOCK = "text", "thinking", "tool_use"
 DELTAS = {
-    TEXT: (b"text_delta", b"text"),
-    THINKING: (b"thinking_delta", b"thinking"),
-    TOOL_USE: (b"input_json_delta", b"partial_json"),
+    TEXT_BLOCK: (b"text_delta", b"text"),
+    THINKING_BLOCK: (b"thinking_delta", b"thinking"),
+    TOOL_USE_BLOCK: (b"input_json_delta", b"partial_json"),
 }
 STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 
@@ -37,11 +57,11 @@ def write_message(call: ModelCall, answer: ChoicesReply) -> bytes:
     if not isinstance(message, dict):
         raise EngineUnavailable("the engine's answer has no message")
     sealed, content = str(call.context), list[dict[str, Any]]()
-    if call.wants.reasoning and (thought := _reasoning(message)):
-        content.append({"type": THINKING, "thinking": thought, "signature": sealed})
+    if call.wants.reasoning and (thought := read_reasoning(message)):
+        content.append({"type": THINKING_BLOCK, "thinking": thought, "signature": sealed})
     if text := read_text(message.get("content")):
-        content.append({"type": TEXT, "text": text})
-    calls = _tool_calls(message)
+        content.append({"type": TEXT_BLOCK, "text": text})
+    calls = read_tool_calls(message)
     content += [_tool_use(place, one, sealed) for place, one in enumerate(calls)]
     reason = _stop_reason(choice.get("finish_reason"), choice.get("stop_reason"), uses_tools=bool(calls))
     return write_object(_message(call, content, answer.usage) | reason, "answer")
@@ -78,7 +98,7 @@ class MessageStreamWriter:
         delta = piece.get("delta")
         if not isinstance(delta, dict):
             return begin
-        if self._open == TEXT and len(delta) == 1 and (text := read_text(delta.get("content"))):  # the usual case
+        if self._open == TEXT_BLOCK and len(delta) == 1 and (text := read_text(delta.get("content"))):  # the usual case
             return self._delta + orjson.dumps(text) + DELTA_END
         return begin + b"".join(self._write(delta))
 
@@ -101,17 +121,17 @@ class MessageStreamWriter:
         return _event("message_start", {"type": "message_start", "message": message})
 
     def _write(self, delta: Mapping[str, Any]) -> list[bytes]:
-        out, calls = list[bytes](), _tool_calls(delta)
-        if self._open == TOOL_USE:  # what continues the open block comes first
+        out, calls = list[bytes](), read_tool_calls(delta)
+        if self._open == TOOL_USE_BLOCK:  # what continues the open block comes first
             self._add_calls(out, calls)
             calls = []
-        if self._call.wants.reasoning and (thought := _reasoning(delta)):
-            if self._open != THINKING:
-                self._start(out, {"type": THINKING, "thinking": "", "signature": ""})
+        if self._call.wants.reasoning and (thought := read_reasoning(delta)):
+            if self._open != THINKING_BLOCK:
+                self._start(out, {"type": THINKING_BLOCK, "thinking": "", "signature": ""})
             out.append(self._added(thought))
         if text := read_text(delta.get("content")):
-            if self._open != TEXT:
-                self._start(out, {"type": TEXT, "text": ""})
+            if self._open != TEXT_BLOCK:
+                self._start(out, {"type": TEXT_BLOCK, "text": ""})
             out.append(self._added(text))
         self._add_calls(out, calls)
         return out
@@ -124,8 +144,8 @@ class MessageStreamWriter:
             if index > self._last_call:
                 self._last_call = index
                 self._start(out, {**_named_call(index, call, self._sealed), "input": {}})
-            if arguments := _arguments(call):
-                if self._open != TOOL_USE:
+            if arguments := read_function(call)[1]:
+                if self._open != TOOL_USE_BLOCK:
                     raise EngineUnavailable("the engine's stream returns to a tool call that had ended")
                 out.append(self._added(arguments))
 
@@ -144,7 +164,7 @@ class MessageStreamWriter:
         if not self._open:
             return b""
         signature = b""
-        if self._open == THINKING:
+        if self._open == THINKING_BLOCK:
             delta = {"type": "signature_delta", "signature": self._sealed}
             signature = _event(
                 "content_block_delta", {"type": "content_block_delta", "index": self._index, "delta": delta}
@@ -182,7 +202,7 @@ def _stop_reason(finish_reason: object, stop: object, *, uses_tools: bool) -> di
 
 
 def _tool_use(place: int, call: Mapping[str, Any], sealed: str) -> dict[str, Any]:
-    arguments = _arguments(call) or "{}"
+    arguments = read_function(call)[1] or "{}"
     try:
         is_object = isinstance(orjson.loads(arguments), dict)
     except orjson.JSONDecodeError:
@@ -192,34 +212,119 @@ def _tool_use(place: int, call: Mapping[str, Any], sealed: str) -> dict[str, Any
 
 
 def _named_call(place: int, call: Mapping[str, Any], sealed: str) -> dict[str, Any]:
-    name = _function(call).get("name")
-    if not isinstance(name, str) or not name:
+    name, _ = read_function(call)
+    if not name:
         raise EngineUnavailable("the engine's answer has a tool call without a name")
     call_id = read_text(call.get("id")) or f"call_{place}"
-    return {"type": TOOL_USE, "id": f"{call_id}{SEPARATOR}{sealed}", "name": name}
-
-
-def _tool_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    calls = message.get("tool_calls")
-    if not calls:
-        return []
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise EngineUnavailable("the engine's answer has tool calls that are no objects")
-    return calls
-
-
-def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call.get("function")
-    return function if isinstance(function, dict) else {}
-
-
-def _arguments(call: Mapping[str, Any]) -> str:
-    return read_text(_function(call).get("arguments")) or ""
-
-
-def _reasoning(message: Mapping[str, Any]) -> str | None:
-    return read_text(message.get("reasoning") or message.get("reasoning_content"))
+    return {"type": TOOL_USE_BLOCK, "id": f"{call_id}{SEPARATOR}{sealed}", "name": name}
 
 
 def _event(name: str, data: dict[str, Any]) -> bytes:
     return f"event: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"
+
+
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""The types of errors by status. Others below 500 are invalid_request_error, others above it api_error."""
+TOO_LONG = "prompt is too long: "
+"""How Anthropic's error for this begins. Claude Code compacts its history when it reads it."""
+RENDERED = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message")
+"""The fields of a chat request that its prompt is made of."""
+
+BLOCKS: dict[str, Any] = {"anyOf": [TEXT, {"type": "array", "items": OBJECT}]}
+PROMPT_FIELDS: dict[str, Any] = {
+    "model": TEXT,
+    "system": BLOCKS,
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": BLOCKS},
+        },
+    },
+    "tools": {"type": "array", "items": {"type": "object", "required": ["name", "input_schema"]}},
+    "tool_choice": OBJECT,
+    "thinking": OBJECT,
+}
+REQUEST_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "messages"],
+    "properties": {
+        **PROMPT_FIELDS,
+        "max_tokens": {"type": "integer", "minimum": 1},
+        "stream": FLAG,
+        "stop_sequences": {"type": "array", "items": TEXT},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "top_k": INTEGER,
+        "output_config": OBJECT,
+        "metadata": OBJECT,
+    },
+}
+
+
+class MessagesTokenCounter:
+    path = "messages/count_tokens"
+    summary = "Count the tokens of a message's prompt"
+    request_schema: Mapping[str, Any] = {
+        "type": "object",
+        "required": ["model", "messages"],
+        "properties": PROMPT_FIELDS,
+    }
+
+    def read(self, raw: bytes, around: DialectContext) -> dict[str, Any]:
+        translated = translate_request(read_json_object(raw), around.seal).request
+        request = {name: translated[name] for name in RENDERED if name in translated}
+        choose_model(request, around.models)
+        return request
+
+    def reply(self, tokens: int) -> bytes:
+        return orjson.dumps({"input_tokens": tokens})
+
+
+class MessagesDialect(Dialect):
+    name = "messages"
+    paths: tuple[str, ...] = ("messages",)
+    key_header = b"x-api-key"
+    summary = "Message"
+    description = "Anthropic's call; it becomes a step. Unknown fields are ignored, unknown blocks and tools refused."
+    unrecorded_description = "Anthropic's call, unrecorded, for those who need only the message: it has no token ids."
+    request_schema: Mapping[str, Any] = REQUEST_SCHEMA
+    token_counter: TokenCounter | None = MessagesTokenCounter()
+
+    def read(self, raw: bytes, around: DialectContext) -> ModelCall:
+        translated = translate_request(read_json_object(raw), around.seal)
+        call = make_call(
+            self,
+            Upstream.CHAT,
+            translated.request,
+            around,
+            wants_logprobs=False,
+            asked_for={"logprobs": True},
+            texts=translated.texts,
+            malformed_history=translated.malformed_history,
+            echoed=translated.echoed,
+        )
+        # the answer is written anew in any case, so there is no need to hide the ids in the engine's
+        return call._replace(context=around.seal.seal(call.uid), wants=call.wants._replace(ids=True))
+
+    def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
+        return write_message(call, answer)
+
+    def stream(self, call: ModelCall) -> MessageStreamWriter:
+        return MessageStreamWriter(call)
+
+    def error(self, error: ErrorDetails) -> bytes:
+        kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+        message = TOO_LONG + error.message if error.code == CONTEXT_OVERFLOW else error.message
+        return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": None})

@@ -1,29 +1,42 @@
 """The gateway's outermost layer: it checks origin, size and key of a request before anything else reads it.
 
-Model calls go straight to AgentCalls; FastAPI serves the rest. No client's path becomes a path at an engine.
+- Model calls go straight to AgentCalls; FastAPI serves the rest. No client's path becomes a path at an engine.
+- Keys are checked by the table of routes, before a path is routed: FastAPI does not say which template matched.
+- The key of the trajectory in the URL is compared first: a recorded call pays for nothing else.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 from fastapi import FastAPI
 from starlette.datastructures import URL
 
 from stepwell.access.access_keys import BEARER
-from stepwell.access.caller import Caller
-from stepwell.access.route_table import ANY_V1, MODELS, ROOTS, UNRECORDED_ROOTS, Route
+from stepwell.access.caller import AGENT, Caller, Role
+from stepwell.access.route_guard import RouteGuard, wrong_role
+from stepwell.access.route_table import (
+    ANY_V1,
+    MODELS,
+    ROOTS,
+    TRAJECTORY_ROOT,
+    UNRECORDED_ROOTS,
+    Route,
+    RouteTable,
+    gateway_routes,
+)
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.common.cross_site import CrossSiteCheck
-from stepwell.errors import BadRequest, StepwellError, TooLarge, UnknownAddress
+from stepwell.errors import BadRequest, Forbidden, StepwellError, TooLarge, UnknownAddress
 from stepwell.gateway.agent_calls import AgentCalls
-from stepwell.gateway.call_in_flight import RequestedCall, send_error
-from stepwell.gateway.dialects import side_calls
+from stepwell.gateway.calls import NO_TRAJECTORY, RESERVED_PREFIXES, RequestedCall, send_error
 from stepwell.gateway.dialects.dialect import PLACE, CallUrl, Dialect
-from stepwell.gateway.http.error_responses import describe
-from stepwell.gateway.http.request_body import (
+from stepwell.gateway.dialects.side_calls import CALL_HEADER
+from stepwell.gateway.error_responses import describe
+from stepwell.gateway.requests import (
     LARGEST_BODY,
     Headers,
     Message,
@@ -32,18 +45,81 @@ from stepwell.gateway.http.request_body import (
     limited,
     too_large_text,
 )
-from stepwell.gateway.http.response_writer import ResponseWriter
-from stepwell.gateway.routes.access import AccessCheck, call_paths
-from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
+from stepwell.gateway.responses import ResponseWriter
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.wire.gateway_api import UID_PATTERN
+
+
+def access_table(dialects: Iterable[Dialect]) -> RouteTable:
+    return gateway_routes(path for dialect in dialects for path in call_paths(dialect))
+
+
+def call_paths(dialect: Dialect) -> tuple[str, ...]:
+    """The paths that agents may call in this dialect."""
+    return dialect.paths if dialect.token_counter is None else (*dialect.paths, dialect.token_counter.path)
+
+
+class AccessCheck:
+    def __init__(self, guard: RouteGuard, table: RouteTable) -> None:
+        self.guard = guard
+        self._keys = guard.keys
+        self._table = table
+
+    def admit(self, scope: MutableMapping[str, Any], path: str, headers: Sequence[bytes]) -> tuple[Route, Caller]:
+        """Returns the route that a request asks for, and who asks. Forbidden or NotPermitted if it may not proceed.
+
+        `path` is decoded, and ends in the dialect's template if it is a model call's. `headers` are those that may have
+        a key, in the form of Authorization; at least one.
+        """
+        route, trajectory_uid, prompt_uid = self._asked(scope["method"], path)
+        is_for_agents = Role.TRAJECTORY in route.roles
+        if is_for_agents and (agent := self._agent(trajectory_uid, prompt_uid, headers)) is not None:
+            return route, agent
+        try:
+            return route, self.guard.admit(route, scope, *headers)
+        except Forbidden:
+            owner = self._owner(trajectory_uid, prompt_uid, headers)
+            if owner is not None and (is_for_agents or owner.role in route.roles):
+                return route, AGENT if is_for_agents else owner
+            if trajectory_uid and not is_for_agents and self._agent(trajectory_uid, prompt_uid, headers) is not None:
+                agent = replace(AGENT, id=f"of trajectory {trajectory_uid}")
+                self.guard.refuse(route, scope, agent, wrong_role(route, agent))
+            raise
+
+    def may_mark(self, headers: Sequence[bytes]) -> bool:
+        """Whether the caller may say which of its steps are trained."""
+        return any(map(self._keys.may_control, headers))
+
+    def _agent(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes]) -> Caller | None:
+        """Who has the key of that trajectory, if anybody has."""
+        for header in headers:
+            if (agent := self._keys.agent(header, trajectory_uid, prompt_uid)) is not None:
+                return agent
+        return None
+
+    def _owner(self, trajectory_uid: str, prompt_uid: str, headers: Sequence[bytes]) -> Caller | None:
+        """Who opened that trajectory, if a header has its owner's key. Nobody for the prompt_uid of a session: it names
+        the session, whatever the trajectory_uid beside it."""
+        if not trajectory_uid or prompt_uid.startswith(RESERVED_PREFIXES):
+            return None
+        owners = (self._keys.owner(header, trajectory_uid) for header in headers)
+        return next((owner for owner in owners if owner is not None), None)
+
+    def _asked(self, method: str, path: str) -> tuple[Route, str, str]:
+        """The route of a path, and the trajectory that it names, if any."""
+        _, *names = path.split("/", 3)
+        if len(names) < 3 or names[0] in RESERVED_UIDS:
+            return self._table.find(method, path), "", ""
+        trajectory_uid, prompt_uid, call = names
+        return self._table.find(method, f"{TRAJECTORY_ROOT}/{call}"), trajectory_uid, prompt_uid
+
 
 ATROPOS_PREFIX = "/atropos"
 SESSION_BODY = 64 * 2**10
 """Bytes of a body by which the holder of a session key opens a session."""
 AUTHORIZATION = b"authorization"
-CALL_HEADER = side_calls.CALL_HEADER.encode()
+MARK_HEADER = CALL_HEADER.encode()
 MOST_PARAMETERS = 100
 """Parameters of a query."""
 
@@ -178,7 +254,7 @@ class GatewayAsgi:
                 authorization = value
             elif name == b"content-length":
                 length = value
-            elif name == CALL_HEADER:
+            elif name == MARK_HEADER:
                 is_marked = True
             elif name in key_headers:
                 bare[name] = BEARER + value
@@ -187,7 +263,7 @@ class GatewayAsgi:
         keys = (authorization, *bare.values())
         admitted = self._access.admit(scope, path, keys)
         if is_marked and not self._access.may_mark(keys):
-            headers[:] = [header for header in headers if header[0] != CALL_HEADER]
+            headers[:] = [header for header in headers if header[0] != MARK_HEADER]
         if int(length) > self._largest_body:
             raise TooLarge(too_large_text(self._largest_body))
         return admitted
