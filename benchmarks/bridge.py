@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.bridge_rig.harness_traffic import installed_harnesses, roll_out_harness, roll_out_harness_on_vllm
 from benchmarks.report import report
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import Exactness, Step

@@ -22,8 +22,8 @@ from benchmarks.bridge_rig.second_opinion import DISAGREES, second_opinions, sum
 from benchmarks.bridge_rig.talk import Judged, Talk
 from benchmarks.bridge_rig.tokenizing import TOKENIZERS, Tokens
 from benchmarks.report import report
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 from stepwell.gateway.bridge.template_probes import TemplateProbes
-from stepwell.gateway.bridge.turns import BridgeOutcome
 
 SENTINELS = ("qvkzxwpfgdjbkqxz", "mzjxqpwvkgfdbzkqvm")
 """Fixed, so that two runs give the same."""

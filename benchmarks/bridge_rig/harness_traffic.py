@@ -18,7 +18,7 @@ from benchmarks.exactness_rig.observed_vllm import ScriptingProxy, serve_proxy
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.cli_agents import HARNESSES
 from stepwell.agents.rollout import RolloutStatus
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.steps.step import Step
 from tests.rig import chat_templates
 from tests.rig.agents import TaskEngine, installed

@@ -20,8 +20,8 @@ from benchmarks.bridge_rig.template_writer import TemplateWriter, Written
 from benchmarks.bridge_rig.tokenizing import Tokens
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 from stepwell.gateway.bridge.template_probes import TemplateProbes
-from stepwell.gateway.bridge.turns import BridgeOutcome
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.recording.step_builder import PendingStep, PromptOrigin, build_steps

@@ -15,7 +15,7 @@ from benchmarks.exactness_rig.clients import AGENTS, CallRefused, Heard, Package
 from benchmarks.exactness_rig.observed_engines import ObservedEngine, Sampling
 from benchmarks.exactness_rig.scripts import SYSTEM, Turn
 from stepwell.gateway.app import GatewayLimits
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.steps.step import Step
 from tests.rig.gateways import serve_gateway
 from tests.rig.local_pool import LocalPool

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import MergedRows, merge_rows
 from stepwell.steps.step import Step

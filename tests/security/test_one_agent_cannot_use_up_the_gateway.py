@@ -17,7 +17,7 @@ from stepwell.common import bounded_http
 from stepwell.common.bounded_http import MOST_HEADER_BYTES, MOST_HEADERS, BoundedHttp
 from stepwell.common.json_containers import MOST_CONTAINERS, check_containers
 from stepwell.errors import BadRequest, Overloaded, TooLarge
-from stepwell.gateway import agent_calls, responses
+from stepwell.gateway import agent_calls, response_writer
 from stepwell.gateway.requests import CallQuota, CallQuotas
 from tests.integration.gateway.agent import agent_of
 from tests.rig.fake_engine import FakeEngine
@@ -234,7 +234,7 @@ async def test_one_agents_calls_in_flight_do_not_refuse_anothers(pool: LocalPool
 async def test_the_answers_that_are_kept_for_one_agents_keys_are_bounded(
     pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bounded = partial(responses.RequestDeduplicator, kept_of_a_caller=20_000)
+    bounded = partial(response_writer.RequestDeduplicator, kept_of_a_caller=20_000)
     monkeypatch.setattr(agent_calls, "RequestDeduplicator", bounded)
     async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as greedy, agent_of(url) as honest:
         refused, text = await greedy.say(headers={"Idempotency-Key": "k" * 8_000})
@@ -247,7 +247,7 @@ async def test_the_answers_that_are_kept_for_one_agents_keys_are_bounded(
         assert len(engine.requests) == called, "the honest agent's answer was kept"
         dropped = await honest.metric('stepwell_kept_answers_dropped_total{cause="caller"}')
         assert dropped is not None
-        assert 20 - 20_000 // responses.AN_ANSWER <= dropped < 20
+        assert 20 - 20_000 // response_writer.AN_ANSWER <= dropped < 20
 
 
 def test_long_names_are_not_remembered() -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from stepwell.commands.export import ExportSettings, export_steps
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.gateway.recording.redaction import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.pool.api.leasing import BatchRequest

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.bridge_rig.matrix_tables import BEGIN, END
 from benchmarks.exactness_rig.exactness_tables import BEGIN as EXACTNESS_BEGIN
 from benchmarks.exactness_rig.exactness_tables import DIALECTS
-from stepwell.gateway.bridge.turns import BridgeOutcome
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 from tests.unit.docs_pages import DOCS
 
 PAGE = (DOCS / "bridge.md").read_text()

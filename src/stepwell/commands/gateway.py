@@ -230,7 +230,7 @@ def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | Non
     from stepwell.engines.fleet import EngineFleet
     from stepwell.engines.shared_watch import SharedWatch
     from stepwell.gateway.app import GatewayApp
-    from stepwell.gateway.bridge.turns import ThinkingPolicy
+    from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
     from stepwell.gateway.recording.spool import Spool
     from stepwell.gateway.requests import CallQuota
     from stepwell.pool.client import PoolClient

@@ -26,7 +26,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.asgi import GatewayAsgi
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.gateway.dialects.request_rules import RequestRules
 from stepwell.gateway.requests import Message, Receive, Send
 from stepwell.pool.api.plan import PoolPlan

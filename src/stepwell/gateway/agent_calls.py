@@ -30,7 +30,7 @@ from stepwell.gateway.calls import (
     as_unrecorded,
     send_error,
 )
-from stepwell.gateway.dialects.dialect import CallUrl, DialectContext, ModelCall, TokenCounter
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall, TokenCounter
 from stepwell.gateway.dialects.request_rules import SamplingPolicy, policy_for, told_sampling
 from stepwell.gateway.dialects.side_calls import side_call_kind, writes_markers
 from stepwell.gateway.engine_answers import EngineAnswers
@@ -41,6 +41,7 @@ from stepwell.gateway.requests import (
     CAPTURE_HEADER,
     CallHeaders,
     CallQuotas,
+    CallUrl,
     Headers,
     Message,
     QuotaUse,
@@ -49,7 +50,7 @@ from stepwell.gateway.requests import (
     declared_length,
     read_call_headers,
 )
-from stepwell.gateway.responses import RequestDeduplicator, ResponseWriter, Sighting, handover_of, is_handed_over
+from stepwell.gateway.response_writer import RequestDeduplicator, ResponseWriter, Sighting, handover_of, is_handed_over
 from stepwell.pool.api.calls import Repeats
 from stepwell.pool.api.policy import ChannelPolicy
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
@@ -251,7 +252,7 @@ class AgentCalls:
         return request
 
     def _admit(self, scope: Message, ref: TrajectoryRef, caller: Caller) -> QuotaUse:
-        """What a call takes from the quota of its caller. Overloaded if too many are in flight."""
+        """The share of its caller's quota that a call takes. Overloaded if too many are in flight."""
         if self.in_flight > self.max_in_flight:
             raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
         return self.quotas.call_of(caller.quota_name or ref.trajectory_uid, declared_length(scope["headers"]))

@@ -23,7 +23,7 @@ from stepwell.gateway import error_responses
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls, ChannelRouting, DialectContexts
 from stepwell.gateway.asgi import AccessCheck, GatewayAsgi, MountedApp, access_table
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.gateway.call_resolver import ASK_TIMEOUT, CallResolver
 from stepwell.gateway.calls import SESSION_IDS, SessionIds
 from stepwell.gateway.dialects import DIALECTS
@@ -38,13 +38,8 @@ from stepwell.gateway.recording.redaction import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_builder import StepBuilder
 from stepwell.gateway.requests import CallQuota, CallQuotas
-from stepwell.gateway.responses import SILENCE, KeepAlives
-from stepwell.gateway.routes.operator_routes import (
-    ReadinessCheck,
-    openapi_document,
-    operator_router,
-    register_readings,
-)
+from stepwell.gateway.response_writer import SILENCE, KeepAlives
+from stepwell.gateway.routes.operator_routes import ReadinessCheck, openapi_document, operator_router, register_readings
 from stepwell.gateway.routes.trajectory_routes import FastRoutes, opening_router, trajectory_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
@@ -54,6 +49,7 @@ from stepwell.pool.client.link import LinkClient
 from stepwell.steps.sampling import LeftOutLog
 
 log = logging.getLogger("stepwell.gateway")
+DEFAULT_QUOTA = CallQuota()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +69,6 @@ class GatewayLimits:
 
 
 DEFAULT_LIMITS = GatewayLimits()
-DEFAULT_QUOTA = CallQuota()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -239,11 +234,7 @@ class GatewayApp:
         """Open while the gateway serves. At the end the last steps are delivered."""
         self.tokenizer.start()
         try:
-            async with (
-                self.engines,
-                running(*self._works()),
-                self.atropos.running() if self.atropos else nullcontext(),
-            ):
+            async with self.engines, running(*self._works()), self.atropos.running() if self.atropos else nullcontext():
                 yield
                 await self._outbox.drain(self.limits.drain_timeout)
                 if not self._outbox.waiting:

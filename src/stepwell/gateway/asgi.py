@@ -33,22 +33,22 @@ from stepwell.common.cross_site import CrossSiteCheck
 from stepwell.errors import BadRequest, Forbidden, StepwellError, TooLarge, UnknownAddress
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.calls import NO_TRAJECTORY, RESERVED_PREFIXES, RequestedCall, send_error
-from stepwell.gateway.dialects.dialect import PLACE, CallUrl, Dialect
+from stepwell.gateway.dialects.dialect import PLACE, Dialect
 from stepwell.gateway.dialects.side_calls import CALL_HEADER
 from stepwell.gateway.error_responses import describe
-from stepwell.gateway.requests import (
-    LARGEST_BODY,
-    Headers,
-    Message,
-    Receive,
-    Send,
-    limited,
-    too_large_text,
-)
-from stepwell.gateway.responses import ResponseWriter
+from stepwell.gateway.requests import LARGEST_BODY, CallUrl, Headers, Message, Receive, Send, limited, too_large_text
+from stepwell.gateway.response_writer import ResponseWriter
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.wire.gateway_api import UID_PATTERN
+
+ATROPOS_PREFIX = "/atropos"
+SESSION_BODY = 64 * 2**10
+"""Bytes of a body by which the holder of a session key opens a session."""
+AUTHORIZATION = b"authorization"
+MARK_HEADER = CALL_HEADER.encode()
+MOST_PARAMETERS = 100
+"""Parameters of a query."""
 
 
 def access_table(dialects: Iterable[Dialect]) -> RouteTable:
@@ -113,15 +113,6 @@ class AccessCheck:
             return self._table.find(method, path), "", ""
         trajectory_uid, prompt_uid, call = names
         return self._table.find(method, f"{TRAJECTORY_ROOT}/{call}"), trajectory_uid, prompt_uid
-
-
-ATROPOS_PREFIX = "/atropos"
-SESSION_BODY = 64 * 2**10
-"""Bytes of a body by which the holder of a session key opens a session."""
-AUTHORIZATION = b"authorization"
-MARK_HEADER = CALL_HEADER.encode()
-MOST_PARAMETERS = 100
-"""Parameters of a query."""
 
 
 class CallPaths:

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 from stepwell.errors import BadRequest, EngineUnavailable, PreviousResponseNotFound
 from stepwell.gateway.bridge.bridge import PromptPlan
 from stepwell.gateway.bridge.digests import RequestDigest
-from stepwell.gateway.dialects.dialect import NO_URL, CallUrl, Dialect, ModelCall, StreamWriter
+from stepwell.gateway.dialects.dialect import Dialect, ModelCall, StreamWriter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
 from stepwell.gateway.error_responses import ErrorDetails, openai_error
 from stepwell.gateway.recording.step_builder import PendingStep
-from stepwell.gateway.requests import CallHeaders, Message, Receive
-from stepwell.gateway.responses import ResponseWriter, Sighting
+from stepwell.gateway.requests import NO_URL, CallHeaders, CallUrl, Message, Receive
+from stepwell.gateway.response_writer import ResponseWriter, Sighting
 from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS, SESSION_MARK, SESSION_PREFIX, session_id_of, session_prompt_uid
@@ -37,9 +37,13 @@ from stepwell.wire.openai import Upstream
 
 NO_TRAJECTORY = TrajectoryRef("", "")
 EVERYTHING = Wants(ids=True, logprobs=True, usage=True)
-"""What a whole answer has whose client keeps its tokens itself."""
+"""The parts of a whole answer to a client that keeps its tokens itself."""
 UNRECORDED_HEADER = b"x-stepwell-unrecorded"
 """The header in every answer that is not recorded: the cause."""
+HALF_AN_ID = 8
+"""Bytes."""
+SESSION_IDS = b"stepwell session ids 1\0"
+"""Separates these HMACs from other uses of the same secret."""
 
 
 class Unrecorded(StrEnum):
@@ -69,10 +73,6 @@ UNRECORDED_PREFIXES: Mapping[str, Unrecorded] = {
 RESERVED_PREFIXES = (SESSION_PREFIX, *UNRECORDED_PREFIXES)
 LONGEST_ID = 128 - max(map(len, RESERVED_PREFIXES))
 """The prompt_uid of a session is longer than its id."""
-HALF_AN_ID = 8
-"""Bytes."""
-SESSION_IDS = b"stepwell session ids 1\0"
-"""Separates these HMACs from other uses of the same secret."""
 
 
 class SessionIds:

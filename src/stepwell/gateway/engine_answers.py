@@ -17,7 +17,7 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replies import EngineReply, RefusedReply
 from stepwell.errors import EngineUnavailable, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge
-from stepwell.gateway.bridge.turns import BridgeOutcome, Turn
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, Turn
 from stepwell.gateway.call_resolver import CallResolver
 from stepwell.gateway.calls import CallInFlight, add_origins, require_consistent
 from stepwell.gateway.dialects.dialect import ModelCall
@@ -30,16 +30,11 @@ from stepwell.gateway.dialects.openai_choices import (
     missing_delta,
     read_reply,
 )
-from stepwell.gateway.error_responses import (
-    CONTEXT_OVERFLOW,
-    ErrorDetails,
-    describe_refusal,
-    describe_stream_error,
-)
+from stepwell.gateway.error_responses import CONTEXT_OVERFLOW, ErrorDetails, describe_refusal, describe_stream_error
 from stepwell.gateway.metrics import GatewayMetrics
 from stepwell.gateway.recording.call_book import CallBook
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, PromptOrigin, StepBuilder
-from stepwell.gateway.responses import KeepAlives
+from stepwell.gateway.response_writer import KeepAlives
 from stepwell.gateway.stored_conversations import StoredConversations, store_turn
 from stepwell.pool.api.producing import CONTINUED, ENDED_BY, Registration, TrajectoryRef
 from stepwell.pool.client import PoolClient
@@ -269,7 +264,7 @@ async def _pass_on(answer: ChoicesStream, reply: EngineReply, flight: CallInFlig
         out: list[bytes] = []
         for payload in events.feed(data) if data else events.end():
             chunk = answer.read(payload)
-            if not answer.is_whole:  # also where another choice has only begun
+            if end and not answer.is_whole:  # another choice has only begun
                 out += end
                 end.clear()
             if chunk is not None:

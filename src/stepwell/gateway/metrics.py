@@ -43,6 +43,15 @@ PROMPT, RESPONSE = ("prompt",), ("response",)
 CALL_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 LAG_INTERVAL = 0.1
+MOST_NAMES = 50
+OTHERS = "others"
+"""The label of exception types beyond that."""
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+"""OpenTelemetry's variables for the collector's address. Its others (headers, sampler, …) count too."""
+SERVICE = "stepwell-gateway"
+"""The service's name, unless OTEL_SERVICE_NAME gives another."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds in which the last spans are sent or given up."""
 
 
 class MetricChildren(dict[Label | tuple[Label, ...], M]):
@@ -70,11 +79,6 @@ class ReadAtScrape(Collector):
         for labels, value in self.read():
             family.add_metric(labels, value)
         yield family
-
-
-MOST_NAMES = 50
-OTHERS = "others"
-"""The label of exception types beyond that."""
 
 
 class GatewayMetrics:
@@ -121,13 +125,7 @@ class GatewayMetrics:
         )
 
     def call_done(
-        self,
-        kind: str,
-        status: int,
-        seconds: float,
-        first_byte: float | None,
-        prompt_tokens: int,
-        response_tokens: int,
+        self, kind: str, status: int, seconds: float, first_byte: float | None, prompt_tokens: int, response_tokens: int
     ) -> None:
         self._calls[kind, status] += 1
         self._seconds[kind].observe(seconds)
@@ -218,12 +216,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepwell.gateway")
 
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""OpenTelemetry's variables for the collector's address. Its others (headers, sampler, …) count too."""
-SERVICE = "stepwell-gateway"
-"""The service's name, unless OTEL_SERVICE_NAME gives another."""
-CLOSE_TIMEOUT = 5.0
-"""Seconds in which the last spans are sent or given up."""
 
 Attributes: TypeAlias = Mapping[str, str | int]
 

@@ -1,4 +1,4 @@
-"""Reading a request: its headers, its body, and the limits on both.
+"""Reading a request: its URL, its headers, its body, and the limits on them.
 
 - A quota bounds what one agent may use at a time, so that it cannot push out the others. A caller is a trajectory, or
   the user of a session key in all sessions that the key opens; an opening counts as a call.
@@ -7,10 +7,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, MutableMapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from starlette.exceptions import HTTPException
 
@@ -31,6 +31,37 @@ SESSION_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session-id", 
 """Headers by which clients name a conversation: opencode, verifiers and others, Claude Code, Codex, older ones. The
 first one counts."""
 CAPTURE_HEADER = b"x-stepwell-capture"
+MOST_BYTES = 2 * 2**30
+"""Bytes of the bodies of all calls in flight, whoever makes them."""
+ALL = "bytes_of_all"
+IDLE_CALLERS = 10_000
+"""Callers without a call in flight whose rates are remembered."""
+BURST_SECONDS = 10.0
+
+
+class CallUrl(NamedTuple):
+    """The part of a call's URL below its base_url."""
+
+    path: str = ""
+    """The one of the dialect's path templates that it matches."""
+    text: str = ""
+    """The path and the query as the client sends them."""
+    names: Mapping[str, str] = {}
+    """The values in the places of the template's `{name}`."""
+    query: Mapping[str, str] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the URL says nothing that the template does not say."""
+        return not (self.names or self.query)
+
+    @property
+    def sent(self) -> str:
+        """`text` if it says more than the template, else empty."""
+        return "" if self.is_plain else self.text
+
+
+NO_URL = CallUrl()
 
 
 def declared_length(headers: Headers) -> int | None:
@@ -152,13 +183,6 @@ def read_call_headers(headers: Headers) -> CallHeaders:
     )
 
 
-MOST_BYTES = 2 * 2**30
-"""Bytes of the bodies of all calls in flight, whoever makes them."""
-ALL = "bytes_of_all"
-IDLE_CALLERS = 10_000
-"""Callers without a call in flight whose rates are remembered."""
-
-
 @dataclass(frozen=True, slots=True)
 class CallQuota:
     """The bounds of one caller. 0 means no bound."""
@@ -185,9 +209,6 @@ class CallQuota:
             except ValueError:
                 raise BadRequest(f"the quota {name} needs a number, not {number!r}") from None
         return cls(**given)  # type: ignore[arg-type]  # the loop gives each field its type
-
-
-BURST_SECONDS = 10.0
 
 
 @dataclass(slots=True)

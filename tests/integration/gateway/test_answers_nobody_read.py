@@ -17,7 +17,7 @@ import pytest
 from stepwell.common.bounded_http import BoundedHttp
 from stepwell.errors import BadRequest
 from stepwell.gateway.app import GatewayLimits
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.gateway.dialects.openai import ChatDialect
 from stepwell.gateway.recording.call_book import CallBook
 from stepwell.pool.client import PoolClient

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Exactness, Step
 from tests.integration.gateway.agent import Agent, agent_of

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import SessionKey
-from stepwell.gateway.bridge.turns import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.pool.api.sessions import CLIENT, SESSION
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 from tests.rig.fake_engine import FakeEngine

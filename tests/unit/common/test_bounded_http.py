@@ -12,7 +12,7 @@ import uvicorn
 import uvloop
 
 from stepwell.common.bounded_http import HANDOVER, BoundedHttp, Handover
-from stepwell.gateway.responses import handover_of, is_handed_over
+from stepwell.gateway.response_writer import handover_of, is_handed_over
 from tests.rig.waiting import until
 
 LARGE = b"x" * 32 * 2**20

@@ -6,7 +6,7 @@ from stepwell.gateway.calls import send_error
 from stepwell.gateway.dialects.openai_choices import DONE
 from stepwell.gateway.error_responses import describe
 from stepwell.gateway.requests import Message
-from stepwell.gateway.responses import ResponseWriter
+from stepwell.gateway.response_writer import ResponseWriter
 from tests.unit.gateway.dialects.asking import CHAT, chat
 
 

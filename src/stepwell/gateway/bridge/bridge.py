@@ -20,8 +20,7 @@ from stepwell.gateway.bridge.digests import (
     digest_request,
     read_conversation_digest,
 )
-from stepwell.gateway.bridge.template_probes import TAIL_ROLES, ChatMessage, EngineRenderer, TemplateProbes, shape_of
-from stepwell.gateway.bridge.turns import (
+from stepwell.gateway.bridge.recorded_turns import (
     BridgeOutcome,
     CannotBridge,
     RecentTurns,
@@ -31,6 +30,7 @@ from stepwell.gateway.bridge.turns import (
     find_parent,
     thinking_to_prove,
 )
+from stepwell.gateway.bridge.template_probes import TAIL_ROLES, ChatMessage, EngineRenderer, TemplateProbes, shape_of
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.client import PoolClient

@@ -27,7 +27,7 @@ import orjson
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import StepwellError
 from stepwell.gateway.bridge.digests import TEMPLATE_FIELDS, RequestDigest
-from stepwell.gateway.bridge.turns import BridgeOutcome, CannotBridge, ThinkingPlaces
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge, ThinkingPlaces
 from stepwell.steps.prefix_tree import common_prefix
 from stepwell.steps.step import IntArray
 
@@ -41,6 +41,10 @@ CALL_IDS, EARLIER_CALL_ID = ("callaaaa1", "callaaaa2"), "callaaaa0"
 TOOL_NAME = "lookup"
 
 ChatMessage = Mapping[str, Any]
+MOST_PROBES = 1_000
+UNFIT_SECONDS = 600.0
+"""How long a template counts as unfit for a shape of continuation: what it shows may depend on the day."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +186,6 @@ def _aligned(raw: bytes, wanted: bytes, start: int) -> int:
 def _call(call_id: str, name: str, text: str) -> dict[str, Any]:
     arguments = orjson.dumps({"value": text}).decode()
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-MOST_PROBES = 1_000
-UNFIT_SECONDS = 600.0
-"""How long a template counts as unfit for a shape of continuation: what it shows may depend on the day."""
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)

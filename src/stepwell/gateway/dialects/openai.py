@@ -50,6 +50,47 @@ COMMON_FIELDS: dict[str, Any] = {
     "return_token_ids": {"type": "boolean", "description": "Show the token ids that are recorded."},
 }
 """The JSON schema of the fields that both requests have."""
+LAST_MESSAGES = 16
+"""Messages from the end that are searched for the user's last one: a side call may use a tool or two itself."""
+TEXT_READ = 2_000
+"""Characters of a message that are read for PromptTexts, so that a long prompt costs no more than a short one."""
+MESSAGE: dict[str, Any] = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {"anyOf": [TEXT, {"type": "array", "items": OBJECT}, {"type": "null"}]},
+        "tool_calls": {"type": "array", "items": OBJECT},
+        "tool_call_id": TEXT,
+        "reasoning": TEXT,
+        "reasoning_content": TEXT,
+    },
+}
+CHAT_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "messages"],
+    "properties": {
+        "messages": {"type": "array", "minItems": 1, "items": MESSAGE},
+        "tools": {"type": "array", "items": OBJECT},
+        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
+        "parallel_tool_calls": FLAG,
+        "response_format": OBJECT,
+        "logprobs": FLAG,
+        "top_logprobs": {"type": "integer", "minimum": 0},
+        "max_completion_tokens": {"type": "integer", "minimum": 1},
+        **COMMON_FIELDS,
+    },
+}
+IDS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+COMPLETION_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "prompt"],
+    "properties": {
+        "prompt": {"anyOf": [TEXT, IDS, {"type": "array", "minItems": 1, "items": TEXT}]},
+        "logprobs": {"type": "integer", "minimum": 0},
+        **COMMON_FIELDS,
+    },
+}
 
 
 class OpenAIAnswers(Dialect):
@@ -157,40 +198,6 @@ def _ask_for_usage(request: dict[str, Any]) -> bool:
     return bool(options and options.get("include_usage"))
 
 
-LAST_MESSAGES = 16
-"""Messages from the end that are searched for the user's last one: a side call may use a tool or two itself."""
-TEXT_READ = 2_000
-"""Characters of a message that are read for PromptTexts, so that a long prompt costs no more than a short one."""
-
-MESSAGE: dict[str, Any] = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": {"anyOf": [TEXT, {"type": "array", "items": OBJECT}, {"type": "null"}]},
-        "tool_calls": {"type": "array", "items": OBJECT},
-        "tool_call_id": TEXT,
-        "reasoning": TEXT,
-        "reasoning_content": TEXT,
-    },
-}
-CHAT_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["model", "messages"],
-    "properties": {
-        "messages": {"type": "array", "minItems": 1, "items": MESSAGE},
-        "tools": {"type": "array", "items": OBJECT},
-        "tool_choice": {"anyOf": [{"enum": ["none", "auto", "required"]}, OBJECT]},
-        "parallel_tool_calls": FLAG,
-        "response_format": OBJECT,
-        "logprobs": FLAG,
-        "top_logprobs": {"type": "integer", "minimum": 0},
-        "max_completion_tokens": {"type": "integer", "minimum": 1},
-        **COMMON_FIELDS,
-    },
-}
-
-
 class ChatDialect(OpenAIAnswers):
     name = "chat"
     paths: tuple[str, ...] = ("chat/completions",)
@@ -281,18 +288,6 @@ def _beginning(message: dict[str, Any]) -> str:
         texts = (part.get("text") for part in content if isinstance(part, dict))
         content = "\n".join(text[:TEXT_READ] for text in texts if isinstance(text, str))
     return content[:TEXT_READ].lstrip() if isinstance(content, str) else ""
-
-
-IDS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-COMPLETION_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["model", "prompt"],
-    "properties": {
-        "prompt": {"anyOf": [TEXT, IDS, {"type": "array", "minItems": 1, "items": TEXT}]},
-        "logprobs": {"type": "integer", "minimum": 0},
-        **COMMON_FIELDS,
-    },
-}
 
 
 class CompletionsDialect(OpenAIAnswers):

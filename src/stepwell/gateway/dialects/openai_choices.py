@@ -31,6 +31,9 @@ MEDIA_TYPE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 LONGEST_EVENT = 64 * 1024 * 1024
+ABORT = "abort"
+"""The finish_reason of a choice that an engine ends for reasons of its own, such as a weight update."""
+NOT_IN_HEAD = ("choices", "usage")
 
 
 def event(payload: bytes) -> bytes:
@@ -87,11 +90,6 @@ def _payloads(events: list[bytes]) -> list[bytes]:
 
 def _payload(one: bytes) -> bytes:
     return b"\n".join([line[5:] for line in one.split(b"\n") if line.startswith(b"data:")]).strip()
-
-
-ABORT = "abort"
-"""The finish_reason of a choice that an engine ends for reasons of its own, such as a weight update."""
-NOT_IN_HEAD = ("choices", "usage")
 
 
 class Wants(NamedTuple):
@@ -242,17 +240,13 @@ class ChoicesStream:
         """The first chunk without its choices: id, model and time, which all chunks of a stream share."""
         self.error: dict[str, Any] | None = None
         """The engine's error object, if the stream ended in one."""
+        self.is_whole = False
+        """Every choice has ended, or the engine has sent an error."""
         self.done = False
         """The engine has sent [DONE]."""
         self._engine = engine
         self._keep_ids = keep_ids
         self._prompt_ids: IntArray = NO_IDS
-
-    @property
-    def is_whole(self) -> bool:
-        """Every choice has ended, or the engine has sent an error."""
-        ends = [choice.finish_reason for choice in self.choices.values()]
-        return self.error is not None or (bool(ends) and None not in ends)
 
     @property
     def is_aborted(self) -> bool:
@@ -281,7 +275,7 @@ class ChoicesStream:
             return None
         chunk = read_object(payload, "stream")
         if chunk.get("error"):
-            self.error = chunk
+            self.error, self.is_whole = chunk, True
             return None
         choices = chunk.get("choices")
         if not isinstance(choices, list):
@@ -317,6 +311,8 @@ class ChoicesStream:
         self._engine.read_delta(piece, choice)
         if (finish := piece.get("finish_reason")) is not None:
             choice.finish_reason = read_text(finish)
+            ends = [each.finish_reason for each in self.choices.values()]
+            self.is_whole = self.error is not None or None not in ends
             if finish == ABORT:
                 return False
         delta = piece.get("delta")
@@ -328,7 +324,9 @@ class ChoicesStream:
     def _new_choice(self, index: object) -> StreamedChoice:
         if not isinstance(index, int):
             raise EngineUnavailable("the engine's stream has a choice whose index is not a number")
-        return self.choices.setdefault(index, StreamedChoice())
+        if index not in self.choices:
+            self.choices[index], self.is_whole = StreamedChoice(), self.error is not None
+        return self.choices[index]
 
 
 class ChoicesStreamWriter:

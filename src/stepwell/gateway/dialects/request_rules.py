@@ -1,4 +1,4 @@
-"""What of a request reaches an engine: the listed fields and no others, with every sampling parameter explicit.
+"""The part of a request that reaches an engine: its listed fields, with every sampling parameter explicit.
 
 - A field that is not listed is removed: engines have fields by which a request reaches beyond itself, and every release
   adds some. An operator may list more of them, but none of PRIVATE_FIELDS.
@@ -49,6 +49,24 @@ MEDIA = "_url"
 """How the name of a part's field ends that holds an address: image_url, video_url, audio_url."""
 SHOWN = 40
 """Characters of a field's name."""
+DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+ALL_DEFAULTS = (*DEFAULTS.items(), *EXTRA_SAMPLING.items())
+RECORDED = (
+    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "bad_words"),
+    *("allowed_token_ids", "response_format", "structured_outputs", "tool_choice", "parallel_tool_calls"),
+    *("use_beam_search", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("thinking_token_budget", "watermarking"),
+)
+"""The fields of a request that its step keeps."""
+SWITCHED_OFF = {**PENALTIES, **{name: values[0] for name, values in TRUNCATIONS.items()}}
+REPLACED = "replaced"
+"""The key in a step's `sampling` for what the agent asked for and did not get."""
+RELAXED = (
+    *("use_beam_search", "logit_bias", "bad_words", "min_tokens", "ignore_eos", "thinking_token_budget"),
+    "watermarking",
+)
+"""Fields that on-policy sampling removes. Formats and demanded tool calls stay: agents could not read other answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,31 +142,6 @@ def _keep_switches(request: dict[str, Any]) -> list[str]:
     if kept:
         request["chat_template_kwargs"] = kept
     return [f"chat_template_kwargs.{name[:SHOWN]}" for name in given.keys() - kept.keys()]
-
-
-DEFAULTS: Mapping[str, Any] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-ALL_DEFAULTS = (*DEFAULTS.items(), *EXTRA_SAMPLING.items())
-RECORDED = (
-    *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("max_tokens", "min_tokens", "n", "seed", "stop", "stop_token_ids", "ignore_eos", "logit_bias", "bad_words"),
-    *("allowed_token_ids", "response_format", "structured_outputs", "tool_choice", "parallel_tool_calls"),
-    *("use_beam_search", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("thinking_token_budget", "watermarking"),
-)
-"""The fields of a request that its step keeps."""
-SWITCHED_OFF = {**PENALTIES, **{name: values[0] for name, values in TRUNCATIONS.items()}}
-REPLACED = "replaced"
-"""The key in a step's `sampling` for what the agent asked for and did not get."""
-RELAXED = (
-    *("use_beam_search", "logit_bias", "bad_words", "min_tokens", "ignore_eos", "thinking_token_budget"),
-    "watermarking",
-)
-"""Fields that on-policy sampling removes. Formats and demanded tool calls stay: agents could not read other answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ from stepwell.wire.openai import Usage, read_text
 
 CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Why an answer is incomplete, by the engine's finish_reason."""
+MESSAGE, REASONING = "content", "reasoning"
+"""The keys of these items, which are the names of their text in a delta. The key of a call is its index there."""
 
 
 class ResponseContext(NamedTuple):
@@ -144,10 +146,6 @@ def response_usage(counted: object, usage: Usage) -> dict[str, Any]:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-MESSAGE, REASONING = "content", "reasoning"
-"""The keys of these items, which are the names of their text in a delta. The key of a call is its index there."""
 
 
 class ItemStream:

@@ -50,6 +50,11 @@ CUSTOM_PARAMETERS: dict[str, Any] = {
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
 }
+PREFIX = "sw1."
+LONGEST_TEXT = 65_536
+"""Characters. Of a longer reasoning only the step is sealed."""
+TEXT_PARTS = frozenset(("input_text", "output_text", "text", "summary_text", "reasoning_text"))
+NOT_STORED = "this gateway keeps no items: send the items themselves, with store=false"
 
 
 class ClientTool(NamedTuple):
@@ -182,11 +187,6 @@ def _object(value: object) -> Mapping[str, Any]:
     return value
 
 
-PREFIX = "sw1."
-LONGEST_TEXT = 65_536
-"""Characters. Of a longer reasoning only the step is sealed."""
-
-
 def encode_reasoning(text: str) -> str:
     """A content to attach a seal to."""
     kept = text if len(text) <= LONGEST_TEXT else ""
@@ -202,9 +202,6 @@ def decode_reasoning(content: str) -> str:
 
 
 Item: TypeAlias = Mapping[str, Any]
-
-TEXT_PARTS = frozenset(("input_text", "output_text", "text", "summary_text", "reasoning_text"))
-NOT_STORED = "this gateway keeps no items: send the items themselves, with store=false"
 
 
 @dataclass(slots=True)

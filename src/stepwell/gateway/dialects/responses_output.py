@@ -155,10 +155,7 @@ SUMMARY_EVENTS = TextEvents(
     "response.reasoning_summary_text.delta",
     "response.reasoning_summary_text.done",
     part=PartEvents(
-        "summary_text",
-        "summary_index",
-        "response.reasoning_summary_part.added",
-        "response.reasoning_summary_part.done",
+        "summary_text", "summary_index", "response.reasoning_summary_part.added", "response.reasoning_summary_part.done"
     ),
 )
 FUNCTION_EVENTS = TextEvents(

@@ -27,6 +27,10 @@ ESCAPED = (b"\\u003", b"\\u007")
 """How < and | begin where a JSON text escapes them."""
 DEPTH = 12
 """How deep objects and lists of a message are searched; what is deeper counts as a marker."""
+CLAUDE_CODE_FIRST = re.compile(
+    r"(?:x-anthropic-billing-header:.*\n+)?(?:You are (?:Claude Code|a Claude agent), .*\n+)?"
+)
+"""Lines that Claude Code puts before every system prompt, also before that of a side call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +108,6 @@ USER_RULES = (
 """The rules for the user's last message."""
 
 OPENINGS = tuple(rule.opening for rule in (*SYSTEM_RULES, *USER_RULES))
-
-CLAUDE_CODE_FIRST = re.compile(
-    r"(?:x-anthropic-billing-header:.*\n+)?(?:You are (?:Claude Code|a Claude agent), .*\n+)?"
-)
-"""Lines that Claude Code puts before every system prompt, also before that of a side call."""
 
 
 def side_call_kind(texts: PromptTexts, max_tokens: int, header: str | None, *, by_text: bool = True) -> str | None:

@@ -1,4 +1,4 @@
-"""What the pool is told of calls beside their steps: that they begin and end, and who read their answers.
+"""News of calls for the pool, beside their steps: that they begin and end, and who read their answers.
 
 - The pool is told of each call before its answer ends, so that it knows what is missing if the gateway dies.
 - Marks of recorded steps are few. A mark is sent again until the pool has answered; it may arrive before its step.
@@ -27,6 +27,8 @@ LATE = 0.5
 """Seconds of it after which shards are told that an answer waits. With GAP (gateway_roster.py) not more than all."""
 AWAY = 10.0
 """Seconds for which no answer waits, after one has waited in vain."""
+MAX_WAITING = 10_000
+"""Marks that wait for the pool; further ones are lost, and their steps are trained."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,9 +148,6 @@ class CallBook:
 
 
 log = logging.getLogger("stepwell.gateway")
-
-MAX_WAITING = 10_000
-"""Marks that wait for the pool; further ones are lost, and their steps are trained."""
 
 
 class StepMarks:

@@ -52,6 +52,13 @@ MASK_TEXT = "***"
 """The replacement of a span in a text that is stored as text."""
 KEPT_SEGMENTS = 20_000
 """Texts whose spans are remembered: a conversation repeats its first messages in every turn."""
+REDACTION_FAILED = "redaction_failed"
+"""The cause under which steps are counted as lost."""
+REDACT_TIMEOUT = 5.0
+"""Seconds for the steps of one call, with the time that they wait for those of other calls."""
+START_TIMEOUT = 120.0
+RESTART_PAUSE = 1.0
+COMMAND = (sys.executable, "-m", "stepwell.gateway.recording.redaction")
 
 
 class SpansError(Exception):
@@ -291,14 +298,6 @@ def _answer(finder: SpanFinder, tasks: Any) -> object:
 
 
 log = logging.getLogger("stepwell.gateway")
-
-REDACTION_FAILED = "redaction_failed"
-"""The cause under which steps are counted as lost."""
-REDACT_TIMEOUT = 5.0
-"""Seconds for the steps of one call, with the time that they wait for those of other calls."""
-START_TIMEOUT = 120.0
-RESTART_PAUSE = 1.0
-COMMAND = (sys.executable, "-m", "stepwell.gateway.recording.redaction")
 
 
 class RedactionFailed(Exception):

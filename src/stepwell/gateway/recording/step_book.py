@@ -25,6 +25,9 @@ MAX_MESSAGE_BYTES = 32 * 2**20
 """Bytes in one message, unless a single step has more."""
 STEP_OVERHEAD = 1024
 """About the bytes of a step without its arrays."""
+BRACKET = "version_bracket"
+"""The key, in a step's extras, of the versions before and after a call during which the weights changed."""
+UNKNOWN_WEIGHTS = "version_unknown: a weight sync found that the engine has other weights than the trainer"
 
 
 def step_bytes(step: Step) -> int:
@@ -259,11 +262,6 @@ def without_content(step: Step, why: str) -> Step:
         temperature=None,
         quarantine=why,
     )
-
-
-BRACKET = "version_bracket"
-"""The key, in a step's extras, of the versions before and after a call during which the weights changed."""
-UNKNOWN_WEIGHTS = "version_unknown: a weight sync found that the engine has other weights than the trainer"
 
 
 async def confirm_versions(engines: EngineFleet, message: Sequence[HeldStep]) -> None:

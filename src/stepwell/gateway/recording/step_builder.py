@@ -30,6 +30,7 @@ log = logging.getLogger("stepwell.gateway")
 VERSION, UNKNOWN = "version", "unknown"
 """The mark in a step's extras that the engine cannot tell its version, so policy_version is the pool's at the time of
 the call."""
+NOTHING: JsonObject = MappingProxyType({})
 
 
 class PromptOrigin(NamedTuple):
@@ -41,7 +42,6 @@ class PromptOrigin(NamedTuple):
 
 
 NO_ORIGIN = PromptOrigin()
-NOTHING: JsonObject = MappingProxyType({})
 
 
 class PendingStep(NamedTuple):
@@ -170,10 +170,7 @@ class StepBuilder:
             trained_model = call.policy.adapter
         is_version_unknown = reply.version_before is None and not facts.reports_version
         untrainable = pending.untrainable or untrainable_reason(
-            call.request,
-            model=model,
-            trained_model=trained_model,
-            logprobs_mode=facts.logprobs_mode or UNKNOWN_MODE,
+            call.request, model=model, trained_model=trained_model, logprobs_mode=facts.logprobs_mode or UNKNOWN_MODE
         )
         return {
             "policy_version": pending.policy_version if is_version_unknown else reply.version_before or 0,
@@ -263,10 +260,7 @@ def _answer_fault(step: Step, prompt_length: int) -> str | None:
 
 
 def _retokenize(
-    tokenizer: BackgroundTokenizer,
-    request: Mapping[str, Any],
-    choices: Sequence[Sampled],
-    texts: Sequence[str | None],
+    tokenizer: BackgroundTokenizer, request: Mapping[str, Any], choices: Sequence[Sampled], texts: Sequence[str | None]
 ) -> list[Sampled]:
     """The choices with ids made from their texts. A choice whose ids cannot be made has none; its step is refused."""
     try:

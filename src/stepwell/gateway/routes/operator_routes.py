@@ -34,6 +34,26 @@ log = logging.getLogger("stepwell.gateway")
 
 READY_INTERVAL = 1.0
 """Seconds between two checks whether everything is ready."""
+TEXT: dict[str, Any] = {"type": "string"}
+ERROR: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {"message": TEXT, "type": TEXT, "param": {}, "code": {}},
+        }
+    },
+}
+UIDS: list[dict[str, Any]] = [
+    {"name": name, "in": "path", "required": True, "schema": TEXT} for name in ("trajectory_uid", "prompt_uid")
+]
+CALL_HEADERS = {
+    "Idempotency-Key": "Calls of one trajectory that carry the same key are one call, and one step.",
+    "x-stepwell-capture": "off, with a control key or a runner's key: the call is answered and not recorded.",
+    "x-stepwell-call": "task or side, with a control key: whether this call belongs to the task.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,28 +257,6 @@ def _listed(engines: EngineFleet) -> gateway_api.EngineList:
             for engine in engines.replicas
         ]
     )
-
-
-TEXT: dict[str, Any] = {"type": "string"}
-ERROR: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "code"],
-            "properties": {"message": TEXT, "type": TEXT, "param": {}, "code": {}},
-        }
-    },
-}
-UIDS: list[dict[str, Any]] = [
-    {"name": name, "in": "path", "required": True, "schema": TEXT} for name in ("trajectory_uid", "prompt_uid")
-]
-CALL_HEADERS = {
-    "Idempotency-Key": "Calls of one trajectory that carry the same key are one call, and one step.",
-    "x-stepwell-capture": "off, with a control key or a runner's key: the call is answered and not recorded.",
-    "x-stepwell-call": "task or side, with a control key: whether this call belongs to the task.",
-}
 
 
 def openapi_document(schema: dict[str, Any], dialects: Iterable[Dialect]) -> bytes:

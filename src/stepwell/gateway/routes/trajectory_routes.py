@@ -22,13 +22,18 @@ from stepwell.errors import StepwellError, TooLarge, UnknownAddress
 from stepwell.gateway.calls import send_error
 from stepwell.gateway.error_responses import JSON, describe, describe_logged, relay
 from stepwell.gateway.requests import Headers, Message, Receive, Send
-from stepwell.gateway.responses import ResponseWriter
+from stepwell.gateway.response_writer import ResponseWriter
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS, V1_ROOT
 from stepwell.pool.client import PoolClient
 from stepwell.wire import gateway_api
 from stepwell.wire.gateway_api import UID_PATTERN, GatewayBody
+
+OPEN_PATH = "/init_trajectory"
+COMPLETE_PATH = re.compile(
+    rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/){UID_PATTERN}/{UID_PATTERN}{ANY_V1}/complete_trajectory"
+)
 
 
 async def ref_from_path(
@@ -139,11 +144,6 @@ def trajectory_router(lifecycle: TrajectoryLifecycle, engines: EngineFleet) -> A
 Answering: TypeAlias = Awaitable[GatewayBody]
 Handler: TypeAlias = Callable[[Message, bytes], Answering]
 
-OPEN_PATH = "/init_trajectory"
-COMPLETE_PATH = re.compile(
-    rf"/(?!(?:{'|'.join(RESERVED_UIDS)})/){UID_PATTERN}/{UID_PATTERN}{ANY_V1}/complete_trajectory"
-)
-
 
 class FastRoutes:
     """Middleware of the application that has all routes."""
@@ -163,10 +163,11 @@ class FastRoutes:
             await self._app(scope, receive, send)
 
     async def _serve(self, scope: Message, receive: Receive, send: Send, handler: Handler) -> None:
+        writer = ResponseWriter(send, float)
         try:
             message = await receive()
         except HTTPException as refused:  # by `limited`, for FastAPI
-            await send_error(ResponseWriter(send, float), None, describe(TooLarge(refused.detail)))
+            await send_error(writer, None, describe(TooLarge(refused.detail)))
             return
         body = _json_body(scope["headers"], message)
         try:
@@ -175,8 +176,13 @@ class FastRoutes:
             answering = None
         if answering is None:
             await self._app(scope, _receive_again(message, receive), send)
+            return
+        try:
+            answer = await answering
+        except StepwellError as failure:
+            await send_error(writer, None, describe_logged(failure, f"{scope['method']} {scope['path']}"))
         else:
-            await _answer(scope, send, answering)
+            await writer.whole(200, answer.model_dump_json().encode())
 
     def _open(self, scope: Message, body: bytes) -> Answering:
         wanted = gateway_api.InitTrajectory.model_validate_json(body or b"{}")
@@ -186,17 +192,6 @@ class FastRoutes:
         wanted = gateway_api.CompleteTrajectory.model_validate_json(body or b"{}")
         _, trajectory_uid, prompt_uid, _ = scope["path"].split("/", 3)
         return self._lifecycle.complete(TrajectoryRef(trajectory_uid, prompt_uid), wanted, caller_of(scope))
-
-
-async def _answer(scope: Message, send: Send, answering: Answering) -> None:
-    writer = ResponseWriter(send, float)
-    try:
-        answer = await answering
-    except StepwellError as failure:
-        error = describe_logged(failure, f"{scope['method']} {scope['path']}")
-        await send_error(writer, None, error)
-    else:
-        await writer.whole(200, answer.model_dump_json().encode())
 
 
 def _json_body(headers: Headers, message: Message) -> bytes | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge
-from stepwell.gateway.bridge.turns import BridgeOutcome, CannotBridge, ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge, ThinkingPolicy
 from stepwell.gateway.recording.step_builder import PendingStep, PromptOrigin, build_steps
 from stepwell.pool.api.producing import RecordedTurn, TrajectoryRef
 from stepwell.steps.columns import pack

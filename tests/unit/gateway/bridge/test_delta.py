@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge, ThinkingPlaces
 from stepwell.gateway.bridge.template_probes import TemplateProbes, shape_of
-from stepwell.gateway.bridge.turns import BridgeOutcome, CannotBridge, ThinkingPlaces
 from tests.rig import chat_templates
 from tests.rig.chat_templates import CONTROL_IDS, TEMPLATES, decode, encode
 from tests.unit.gateway.bridge.scripted_renderer import ScriptedRenderer

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from stepwell.gateway.bridge.digests import conversation_digest_of, digest_request
-from stepwell.gateway.bridge.turns import (
+from stepwell.gateway.bridge.recorded_turns import (
     NO_THINKING,
     BridgeOutcome,
     CannotBridge,

@@ -1,7 +1,7 @@
 import numpy as np
 
 from stepwell.gateway.bridge.digests import conversation_digest_of, digest_request
-from stepwell.gateway.bridge.turns import OVERHEAD, RecentTurns, Turn
+from stepwell.gateway.bridge.recorded_turns import OVERHEAD, RecentTurns, Turn
 from stepwell.steps.step import ids_array
 
 LINEAGE = conversation_digest_of(

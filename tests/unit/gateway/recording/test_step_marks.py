@@ -6,7 +6,7 @@ import pytest
 
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
 from stepwell.gateway.recording.call_book import StepMarks
-from stepwell.gateway.responses import Sighting
+from stepwell.gateway.response_writer import Sighting
 from stepwell.pool.api.producing import READ, TrajectoryRef
 from stepwell.steps.step_filter import UNSEEN
 from tests.rig.local_pool import LocalPool

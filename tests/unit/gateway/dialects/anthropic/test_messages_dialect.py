@@ -20,7 +20,7 @@ from stepwell.errors import (
 )
 from stepwell.gateway.dialects.chat_form import StepSeal
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
-from stepwell.gateway.dialects.messages import MessagesDialect
+from stepwell.gateway.dialects.messages_dialect import MessagesDialect
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
 from stepwell.gateway.dialects.request_rules import SamplingPolicy
 from stepwell.gateway.error_responses import describe, describe_refusal

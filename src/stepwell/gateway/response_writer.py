@@ -24,6 +24,17 @@ from stepwell.steps.step_filter import UNSEEN
 LOOK_INTERVAL = 0.05
 STALLED_SECONDS = 60.0
 """A client that takes no byte of its answer for so long does not read it."""
+KEPT_SECONDS = 600.0
+KEPT_ANSWERS = 10_000
+KEPT_BYTES = 64 * 1024 * 1024
+"""Bytes of all kept answers."""
+KEPT_OF_A_CALLER = KEPT_BYTES // 8
+"""Bytes of the kept answers to one caller, so that nobody pushes out those of all others."""
+AN_ANSWER, A_PART = 2_000, 150
+"""Bytes that a kept answer, and each of its parts, take beside the body."""
+SILENCE = 15.0
+"""Seconds without a byte after which a stream gets a keep-alive; many clients give up after 30 or 60."""
+NEVER = math.inf
 
 
 def handover_of(scope: Message) -> Handover | None:
@@ -66,16 +77,6 @@ class Sighting:
         elif not self.is_read and not self.is_unseen:
             self.is_unseen = True
             self.mark(self.uids, UNSEEN)
-
-
-KEPT_SECONDS = 600.0
-KEPT_ANSWERS = 10_000
-KEPT_BYTES = 64 * 1024 * 1024
-"""Bytes of all kept answers."""
-KEPT_OF_A_CALLER = KEPT_BYTES // 8
-"""Bytes of the kept answers to one caller, so that nobody pushes out those of all others."""
-AN_ANSWER, A_PART = 2_000, 150
-"""Bytes that a kept answer, and each of its parts, take beside the body."""
 
 
 @dataclass(slots=True, eq=False)
@@ -211,11 +212,6 @@ class RequestDeduplicator:
         del self._by_caller[shared.caller][key]
         if not self._by_caller[shared.caller]:
             del self._by_caller[shared.caller], self._bytes[shared.caller]
-
-
-SILENCE = 15.0
-"""Seconds without a byte after which a stream gets a keep-alive; many clients give up after 30 or 60."""
-NEVER = math.inf
 
 
 class ResponseWriter:

@@ -5,7 +5,7 @@ import pytest
 
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.requests import Message
-from stepwell.gateway.responses import KeepAlives, ResponseWriter, SharedResponse
+from stepwell.gateway.response_writer import KeepAlives, ResponseWriter, SharedResponse
 from tests.rig.waiting import until
 
 KEEP_ALIVE = b": alive\n\n"

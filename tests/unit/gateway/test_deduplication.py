@@ -4,7 +4,7 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.requests import LONGEST_KEY, read_call_headers
-from stepwell.gateway.responses import A_PART, AN_ANSWER, KEPT_SECONDS, RequestDeduplicator, SharedResponse
+from stepwell.gateway.response_writer import A_PART, AN_ANSWER, KEPT_SECONDS, RequestDeduplicator, SharedResponse
 from stepwell.pool.api.producing import TrajectoryRef
 from tests.rig.waiting import until
 

@@ -19,6 +19,12 @@ import numpy as np
 from stepwell.gateway.bridge.digests import END_OF_THINKING, THINK_END, ConversationDigest, RequestDigest
 from stepwell.steps.step import IntArray
 
+ENDS = ("stop", "tool_calls")
+"""The finish_reasons of replies that came to their own end."""
+MAX_BYTES = 256 * 2**20
+OVERHEAD = 600
+"""About the bytes of a turn without its tokens."""
+
 
 class BridgeOutcome(StrEnum):
     BRIDGED = "bridged"
@@ -73,10 +79,6 @@ class CannotBridge(Exception):
     def __init__(self, outcome: BridgeOutcome) -> None:
         super().__init__(outcome)
         self.outcome = outcome
-
-
-ENDS = ("stop", "tool_calls")
-"""The finish_reasons of replies that came to their own end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,11 +137,6 @@ def _only_one(turns: Sequence[Turn]) -> Turn:
     if any(not np.array_equal(turn.tokens, turns[0].tokens) for turn in turns[1:]):
         raise CannotBridge(BridgeOutcome.AMBIGUOUS)
     return turns[0]
-
-
-MAX_BYTES = 256 * 2**20
-OVERHEAD = 600
-"""About the bytes of a turn without its tokens."""
 
 
 @dataclass(slots=True, eq=False)

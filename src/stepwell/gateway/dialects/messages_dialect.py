@@ -20,15 +20,7 @@ from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.chat_form import SEPARATOR
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
 from stepwell.gateway.dialects.messages_request import MALFORMED, translate_request
-from stepwell.gateway.dialects.openai import (
-    FLAG,
-    INTEGER,
-    OBJECT,
-    TEXT,
-    choose_model,
-    make_call,
-    read_json_object,
-)
+from stepwell.gateway.dialects.openai import FLAG, INTEGER, OBJECT, TEXT, choose_model, make_call, read_json_object
 from stepwell.gateway.dialects.openai_choices import (
     MEDIA_TYPE,
     ChoicesReply,
@@ -49,22 +41,53 @@ DELTAS = {
     TOOL_USE_BLOCK: (b"input_json_delta", b"partial_json"),
 }
 STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
-
-
-def write_message(call: ModelCall, answer: ChoicesReply) -> bytes:
-    choice = answer.message["choices"][0]
-    message = choice.get("message")
-    if not isinstance(message, dict):
-        raise EngineUnavailable("the engine's answer has no message")
-    sealed, content = str(call.context), list[dict[str, Any]]()
-    if call.wants.reasoning and (thought := read_reasoning(message)):
-        content.append({"type": THINKING_BLOCK, "thinking": thought, "signature": sealed})
-    if text := read_text(message.get("content")):
-        content.append({"type": TEXT_BLOCK, "text": text})
-    calls = read_tool_calls(message)
-    content += [_tool_use(place, one, sealed) for place, one in enumerate(calls)]
-    reason = _stop_reason(choice.get("finish_reason"), choice.get("stop_reason"), uses_tools=bool(calls))
-    return write_object(_message(call, content, answer.usage) | reason, "answer")
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""The types of errors by status. Others below 500 are invalid_request_error, others above it api_error."""
+TOO_LONG = "prompt is too long: "
+"""How Anthropic's error for this begins. Claude Code compacts its history when it reads it."""
+RENDERED = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message")
+"""The fields of a chat request that its prompt is made of."""
+BLOCKS: dict[str, Any] = {"anyOf": [TEXT, {"type": "array", "items": OBJECT}]}
+PROMPT_FIELDS: dict[str, Any] = {
+    "model": TEXT,
+    "system": BLOCKS,
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "required": ["role", "content"],
+            "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": BLOCKS},
+        },
+    },
+    "tools": {"type": "array", "items": {"type": "object", "required": ["name", "input_schema"]}},
+    "tool_choice": OBJECT,
+    "thinking": OBJECT,
+}
+REQUEST_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["model", "messages"],
+    "properties": {
+        **PROMPT_FIELDS,
+        "max_tokens": {"type": "integer", "minimum": 1},
+        "stream": FLAG,
+        "stop_sequences": {"type": "array", "items": TEXT},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        "top_k": INTEGER,
+        "output_config": OBJECT,
+        "metadata": OBJECT,
+    },
+}
 
 
 class MessageStreamWriter:
@@ -223,56 +246,6 @@ def _event(name: str, data: dict[str, Any]) -> bytes:
     return f"event: {name}\ndata: ".encode() + orjson.dumps(data) + b"\n\n"
 
 
-ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-"""The types of errors by status. Others below 500 are invalid_request_error, others above it api_error."""
-TOO_LONG = "prompt is too long: "
-"""How Anthropic's error for this begins. Claude Code compacts its history when it reads it."""
-RENDERED = ("model", "messages", "tools", "add_generation_prompt", "continue_final_message")
-"""The fields of a chat request that its prompt is made of."""
-
-BLOCKS: dict[str, Any] = {"anyOf": [TEXT, {"type": "array", "items": OBJECT}]}
-PROMPT_FIELDS: dict[str, Any] = {
-    "model": TEXT,
-    "system": BLOCKS,
-    "messages": {
-        "type": "array",
-        "minItems": 1,
-        "items": {
-            "type": "object",
-            "required": ["role", "content"],
-            "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": BLOCKS},
-        },
-    },
-    "tools": {"type": "array", "items": {"type": "object", "required": ["name", "input_schema"]}},
-    "tool_choice": OBJECT,
-    "thinking": OBJECT,
-}
-REQUEST_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["model", "messages"],
-    "properties": {
-        **PROMPT_FIELDS,
-        "max_tokens": {"type": "integer", "minimum": 1},
-        "stream": FLAG,
-        "stop_sequences": {"type": "array", "items": TEXT},
-        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
-        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "top_k": INTEGER,
-        "output_config": OBJECT,
-        "metadata": OBJECT,
-    },
-}
-
-
 class MessagesTokenCounter:
     path = "messages/count_tokens"
     summary = "Count the tokens of a message's prompt"
@@ -319,7 +292,19 @@ class MessagesDialect(Dialect):
         return call._replace(context=around.seal.seal(call.uid), wants=call.wants._replace(ids=True))
 
     def reply(self, call: ModelCall, answer: ChoicesReply) -> bytes:
-        return write_message(call, answer)
+        choice = answer.message["choices"][0]
+        message = choice.get("message")
+        if not isinstance(message, dict):
+            raise EngineUnavailable("the engine's answer has no message")
+        sealed, content = str(call.context), list[dict[str, Any]]()
+        if call.wants.reasoning and (thought := read_reasoning(message)):
+            content.append({"type": THINKING_BLOCK, "thinking": thought, "signature": sealed})
+        if text := read_text(message.get("content")):
+            content.append({"type": TEXT_BLOCK, "text": text})
+        calls = read_tool_calls(message)
+        content += [_tool_use(place, one, sealed) for place, one in enumerate(calls)]
+        reason = _stop_reason(choice.get("finish_reason"), choice.get("stop_reason"), uses_tools=bool(calls))
+        return write_object(_message(call, content, answer.usage) | reason, "answer")
 
     def stream(self, call: ModelCall) -> MessageStreamWriter:
         return MessageStreamWriter(call)
