@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
+from rig.waiting import until
 from stepwell.errors import BadRequest
 from stepwell.gateway.requests import LONGEST_KEY, read_call_headers
 from stepwell.gateway.response_writer import A_PART, AN_ANSWER, KEPT_SECONDS, RequestDeduplicator, SharedResponse
 from stepwell.pool.api.producing import TrajectoryRef
-from tests.rig.waiting import until
 
 REF = TrajectoryRef("t", "p")
 EMPTY = AN_ANSWER + A_PART

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
+from rig.waiting import until
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.requests import Message
 from stepwell.gateway.response_writer import KeepAlives, ResponseWriter, SharedResponse
-from tests.rig.waiting import until
 
 KEEP_ALIVE = b": alive\n\n"
 END = b"data: end\n\n"

@@ -2,9 +2,9 @@
 
 from collections.abc import Hashable, Sequence
 
+from rig.chat_templates import Template, encode
 from stepwell.gateway.bridge.template_probes import FILLER, ChatMessage, EngineRenderer, stand_in_tools
 from stepwell.steps.step import IntArray
-from tests.rig.chat_templates import Template, encode
 
 
 class ScriptedRenderer(EngineRenderer):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from rig import chat_templates
+from rig.chat_templates import CONTROL_IDS, TEMPLATES, decode, encode
 from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge, ThinkingPlaces
 from stepwell.gateway.bridge.template_probes import TemplateProbes, shape_of
-from tests.rig import chat_templates
-from tests.rig.chat_templates import CONTROL_IDS, TEMPLATES, decode, encode
 from tests.unit.gateway.bridge.scripted_renderer import ScriptedRenderer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

@@ -1,9 +1,9 @@
 import pytest
 
+from rig.builders import make_step, same_step
 from stepwell.engines.replica import EngineReplica
 from stepwell.gateway.recording.step_book import BRACKET, HeldStep, StepBook, confirm_versions, steps_of
 from stepwell.steps.step import Step, VersionSpan
-from tests.builders import make_step, same_step
 from tests.unit.gateway.scripted_engines import ScriptedEngines, make_engine
 
 

@@ -2,6 +2,7 @@ from typing import Any, cast
 
 import pytest
 
+from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import ANYONE, CALLER
 from stepwell.gateway.call_resolver import CallResolver
@@ -10,7 +11,6 @@ from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.requests import CallQuotas, Message
 from stepwell.gateway.routes.trajectory_routes import FastRoutes
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
-from tests.rig.local_pool import LocalPool
 from tests.unit.gateway.asgi import exchange
 
 JSON = (b"content-type", b"application/json")
