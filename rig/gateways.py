@@ -18,7 +18,7 @@ import uvicorn
 from rig.waiting import answers, until, wait_until
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.key_file import KeyFile
-from stepwell.commands.shared import IDLE_CONNECTION_TIMEOUT
+from stepwell.commands.sections import IDLE_CONNECTION_TIMEOUT
 from stepwell.common.bounded_http import BoundedHttp
 from stepwell.common.listening import served_hosts
 from stepwell.common.tokenizers import BackgroundTokenizer

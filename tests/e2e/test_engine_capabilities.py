@@ -13,7 +13,7 @@ from stepwell.commands.processes import missing_lines
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import Grade
 from stepwell.doctor.report_text import plain
-from stepwell.engines.vllm_command import base_flags
+from stepwell.engines.vllm_control import base_flags
 from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from tests.e2e.test_bridge import TURNS, roll_out, rows_of
 from tests.integration.doctor.test_faults import found

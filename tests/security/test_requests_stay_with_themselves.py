@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import orjson
 import pytest
+from stepwell.steps.trainable import untrainable_reason
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
@@ -18,7 +19,6 @@ from stepwell.gateway.dialects.dialect import DialectContext
 from stepwell.gateway.dialects.request_rules import RequestRules
 from stepwell.gateway.dialects.side_calls import writes_markers
 from stepwell.rewards.sample import sample_of
-from stepwell.steps.sampling import untrainable_reason
 from stepwell.wire.openai import Upstream
 
 CONTROL = "control-key-of-this-test"

@@ -25,7 +25,7 @@ from stepwell.gateway.requests import CallQuota
 from stepwell.gateway.trajectory_lifecycle import SESSION_METADATA
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.sessions import subjects_of
-from stepwell.rewards.builtin.answers import expected_of
+from stepwell.rewards.builtin.matching import expected_of
 from stepwell.rewards.sample import sample_of
 
 CONTROL = "a-control-key-of-the-operator"

@@ -23,7 +23,7 @@ from stepwell.commands.sections import read_settings
 from stepwell.common.listening import require_safe_address
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.vllm_command import base_flags
+from stepwell.engines.vllm_control import base_flags
 from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.asgi import access_table
 from stepwell.gateway.dialects import DIALECTS

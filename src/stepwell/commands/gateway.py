@@ -19,8 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from stepwell import logs
-from stepwell.commands.sections import DNS, EngineAddresses, Listed, Port, ServerSection
-from stepwell.commands.shared import (
+from stepwell.commands.sections import (
+    DNS,
+    EngineAddresses,
+    Listed,
+    Port,
+    ServerSection,
     audit_of,
     check_listening,
     hosts_of,
@@ -29,8 +33,8 @@ from stepwell.commands.shared import (
     network_link,
     serve,
 )
-from stepwell.common.die_with_parent import set_parent_death_signal
-from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
+from stepwell.common.own_process import set_parent_death_signal
+from stepwell.common.processes import CANNOT_START, WorkerProcesses
 from stepwell.errors import StepwellError
 
 if TYPE_CHECKING:
@@ -224,11 +228,9 @@ def _run_worker(settings: GatewaySettings, number: int, path: str, shared: socke
 
 def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | None = None) -> "GatewayAsgi":
     """With `watch`, a socket file, all processes that share it have one watcher of engines."""
-    from stepwell.commands.atropos import atropos_app
     from stepwell.common.tokenizers import BackgroundTokenizer, OnDemandTokenizer
-    from stepwell.engines.discovery import EngineDiscovery
+    from stepwell.engines.discovery import EngineDiscovery, SharedWatch
     from stepwell.engines.fleet import EngineFleet
-    from stepwell.engines.shared_watch import SharedWatch
     from stepwell.gateway.app import GatewayApp
     from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
     from stepwell.gateway.recording.spool import Spool

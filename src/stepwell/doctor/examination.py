@@ -18,9 +18,9 @@ from stepwell.doctor.local_gateway import CALL_TIMEOUT, open_local_gateway
 from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines import ENGINES
+from stepwell.engines.capabilities import missing_capabilities
 from stepwell.engines.connections import EngineConnections
 from stepwell.engines.engine import EngineControl, EngineHttp
-from stepwell.engines.missing import missing_capabilities
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest
 

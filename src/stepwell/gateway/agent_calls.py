@@ -16,7 +16,7 @@ from stepwell.access.caller import Caller
 from stepwell.common.bounded_http import WHEN_GONE
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.engines.fleet import EngineDirectory, EngineFleet
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import EngineUnavailable, Overloaded
 from stepwell.gateway.call_resolver import CallResolver, session_key_of
 from stepwell.gateway.calls import (
@@ -51,13 +51,12 @@ from stepwell.gateway.requests import (
     read_call_headers,
 )
 from stepwell.gateway.response_writer import RequestDeduplicator, ResponseWriter, Sighting, handover_of, is_handed_over
-from stepwell.pool.api.calls import Repeats
 from stepwell.pool.api.policy import ChannelPolicy
-from stepwell.pool.api.producing import TRAIN, TrajectoryRef
+from stepwell.pool.api.producing import TRAIN, Repeats, TrajectoryRef
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.steps.conversation import MARKERS_IN_TEXT
-from stepwell.steps.sampling import SIDE_CALL
 from stepwell.steps.step import Json
+from stepwell.steps.trainable import SIDE_CALL
 from stepwell.wire.openai import Upstream
 
 MAX_IN_FLIGHT = 20_000

@@ -11,11 +11,9 @@ from fastapi import FastAPI, Response
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT
+from stepwell.access.route_table import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT, RouteGuard
 from stepwell.common.async_calls import running
-from stepwell.common.cross_site import CrossSiteCheck
-from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
+from stepwell.common.listening import LOOPBACK_HOSTS, CrossSiteCheck, ServedHosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
@@ -46,7 +44,7 @@ from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.scoring import RewardScorer
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import LinkClient
-from stepwell.steps.sampling import LeftOutLog
+from stepwell.steps.trainable import LeftOutLog
 
 log = logging.getLogger("stepwell.gateway")
 DEFAULT_QUOTA = CallQuota()

@@ -17,7 +17,6 @@ from starlette.datastructures import URL
 
 from stepwell.access.access_keys import BEARER
 from stepwell.access.caller import AGENT, Caller, Role
-from stepwell.access.route_guard import RouteGuard, wrong_role
 from stepwell.access.route_table import (
     ANY_V1,
     MODELS,
@@ -25,11 +24,13 @@ from stepwell.access.route_table import (
     TRAJECTORY_ROOT,
     UNRECORDED_ROOTS,
     Route,
+    RouteGuard,
     RouteTable,
     gateway_routes,
+    wrong_role,
 )
 from stepwell.common.bounded_http import LARGEST_HEADERS
-from stepwell.common.cross_site import CrossSiteCheck
+from stepwell.common.listening import CrossSiteCheck
 from stepwell.errors import BadRequest, Forbidden, StepwellError, TooLarge, UnknownAddress
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.calls import NO_TRAJECTORY, RESERVED_PREFIXES, RequestedCall, send_error

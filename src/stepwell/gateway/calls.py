@@ -28,8 +28,7 @@ from stepwell.gateway.error_responses import ErrorDetails, openai_error
 from stepwell.gateway.recording.step_builder import PendingStep
 from stepwell.gateway.requests import NO_URL, CallHeaders, CallUrl, Message, Receive
 from stepwell.gateway.response_writer import ResponseWriter, Sighting
-from stepwell.pool.api.calls import CallBegun
-from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.api.producing import CallBegun, TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS, SESSION_MARK, SESSION_PREFIX, session_id_of, session_prompt_uid
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire.gateway_api import UID_PATTERN

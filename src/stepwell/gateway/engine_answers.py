@@ -14,7 +14,7 @@ import numpy as np
 
 from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import EngineReply, RefusedReply
+from stepwell.engines.replica import EngineReply, RefusedReply
 from stepwell.errors import EngineUnavailable, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, Turn
@@ -38,9 +38,8 @@ from stepwell.gateway.response_writer import KeepAlives
 from stepwell.gateway.stored_conversations import StoredConversations, store_turn
 from stepwell.pool.api.producing import CONTINUED, ENDED_BY, Registration, TrajectoryRef
 from stepwell.pool.client import PoolClient
-from stepwell.steps.sampling import LeftOutLog, constrained_reason
 from stepwell.steps.step import JsonObject, Step, VersionSpan, logprobs_array
-from stepwell.steps.step_filter import NOT_CONTINUED
+from stepwell.steps.trainable import NOT_CONTINUED, LeftOutLog, constrained_reason
 from stepwell.wire.openai import NO_USAGE, Sampled, Upstream, Usage, text_ids
 
 Replies: TypeAlias = Callable[[], Sequence[Mapping[str, Any] | None]]

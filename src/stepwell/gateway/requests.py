@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, Self
 
 from starlette.exceptions import HTTPException
 
-from stepwell.common.json_containers import LARGEST_READ, MOST_CONTAINERS, brackets, check_containers, too_many_text
+from stepwell.common.user_input import LARGEST_READ, MOST_CONTAINERS, brackets, check_containers, too_many_text
 from stepwell.errors import BadRequest, Overloaded, TooLarge
-from stepwell.pool.api.calls import Repeats
-from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.api.producing import Repeats, TrajectoryRef
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -19,7 +19,7 @@ from stepwell.common.bounded_http import HANDOVER, Handover
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.requests import Headers, Message, Send
 from stepwell.pool.api.producing import READ
-from stepwell.steps.step_filter import UNSEEN
+from stepwell.steps.trainable import UNSEEN
 
 LOOK_INTERVAL = 0.05
 STALLED_SECONDS = 60.0

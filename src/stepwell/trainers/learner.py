@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.trainers.algorithms import ALGORITHMS
 from stepwell.trainers.distributions import (

@@ -19,15 +19,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.baselines import NEED_SIBLINGS, NO_FALLBACK, BaselineInputs, baseline_advantages
+from stepwell.steps.advantages import (
+    NEED_SIBLINGS,
+    NO_FALLBACK,
+    NO_PAST,
+    BaselineInputs,
+    RunningStatistics,
+    baseline_advantages,
+)
 from stepwell.steps.columns import Columns
 from stepwell.steps.credit import credit_shares
 from stepwell.steps.layout import IndexArray, firsts_of, in_parts_of, offsets, parts_of, sums
 from stepwell.steps.padding import ones, spread
 from stepwell.steps.rows import MergedRows
-from stepwell.steps.running_statistics import NO_PAST, RunningStatistics
-from stepwell.steps.sampling import SMALLEST_TEMPERATURE
 from stepwell.steps.step import CUT_SHORT, BoolArray, FloatArray
+from stepwell.steps.trainable import SMALLEST_TEMPERATURE
 from stepwell.trainers.aggregation import LossAggregation, token_weights
 from stepwell.trainers.comparison import compare, whole_returns
 from stepwell.trainers.ports import TrainingBatch

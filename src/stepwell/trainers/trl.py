@@ -37,8 +37,7 @@ import numpy as np
 
 from stepwell.errors import BadRequest, FetchTimeout
 from stepwell.pool.client import DataPool
-from stepwell.steps.advantages import AdvantageKind
-from stepwell.steps.baselines import BaselineKind
+from stepwell.steps.advantages import AdvantageKind, BaselineKind
 from stepwell.steps.credit import CreditKind
 from stepwell.trainers.feed import Feed
 from stepwell.trainers.ports import TrainingBatch

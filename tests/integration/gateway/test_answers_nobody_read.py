@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+from stepwell.steps.trainable import fault_kind
 
 from rig.fake_engine import FakeEngine, Faults, Reply
 from rig.gateways import serve_gateway
@@ -27,7 +28,6 @@ from stepwell.gateway.dialects.openai import ChatDialect
 from stepwell.gateway.recording.call_book import CallBook
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import unpack
-from stepwell.steps.soundness import fault_kind
 
 FOR_EVER = 60.0
 SAME_KEY: dict[str, Any] = {"Idempotency-Key": "once"}

@@ -6,8 +6,7 @@ import pytest
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import AGENT, Role
 from stepwell.access.key_file import KeyFile, create_key
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import BELOW_A_TRAJECTORY
+from stepwell.access.route_table import BELOW_A_TRAJECTORY, RouteGuard
 from stepwell.errors import Forbidden, NotPermitted
 from stepwell.gateway.asgi import AccessCheck, access_table
 from stepwell.gateway.dialects import DIALECTS

@@ -7,8 +7,7 @@ from starlette.exceptions import HTTPException
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import BELOW_A_TRAJECTORY
+from stepwell.access.route_table import BELOW_A_TRAJECTORY, RouteGuard
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.asgi import AccessCheck, GatewayAsgi, access_table, call_paths

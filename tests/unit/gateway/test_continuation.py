@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.engines.engine import Generated
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream, read_reply

@@ -2,8 +2,8 @@ from collections.abc import Sequence
 
 import pytest
 from starlette.exceptions import HTTPException
+from stepwell.common.user_input import LARGEST_READ, MOST_CONTAINERS
 
-from stepwell.common.json_containers import LARGEST_READ, MOST_CONTAINERS
 from stepwell.errors import TooLarge
 from stepwell.gateway.requests import Message, Receive, limited, read_body
 

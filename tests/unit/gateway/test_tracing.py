@@ -5,8 +5,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
+from stepwell.common.imports import install_command
 
-from stepwell.common.optional import install_command
 from stepwell.gateway import metrics as module
 from stepwell.gateway.metrics import Tracing, start_tracing
 

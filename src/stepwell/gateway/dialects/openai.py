@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from stepwell.common.json_containers import check_containers
+from stepwell.common.user_input import check_containers
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.errors import BadRequest, ModelNotFound
 from stepwell.gateway.dialects.dialect import NO_TEXTS, Dialect, DialectContext, ModelCall, PromptTexts

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from stepwell.engines import PRIVATE_FIELDS
 from stepwell.engines.engine import EXTRA_SAMPLING
 from stepwell.errors import BadRequest
-from stepwell.steps.sampling import PENALTIES, TRUNCATIONS, is_text_part, strict_functions
+from stepwell.steps.trainable import PENALTIES, TRUNCATIONS, is_text_part, strict_functions
 from stepwell.wire.openai import Upstream
 
 COMMON = frozenset(

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell.errors import PoolUnavailable, StepwellError
-from stepwell.pool.api.calls import CallBegun, HeldCalls
-from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.pool.api.producing import CallBegun, HeldCalls, TrajectoryRef
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
 

@@ -33,12 +33,12 @@ from numpy.typing import NDArray
 
 from stepwell.common.async_calls import is_async
 from stepwell.common.child import FramedChild, framed, read_frame_from
-from stepwell.common.function_loading import load_member
+from stepwell.common.imports import load_member
 from stepwell.common.processes import dying_with_this_process
 from stepwell.common.tokenizers import LoadedTokenizer, TokenDecoder
 from stepwell.errors import BadRequest, NotReady, StepwellError
-from stepwell.steps.sampling import REDACTED
 from stepwell.steps.step import IntArray, Json, JsonObject, Step
+from stepwell.steps.trainable import REDACTED
 
 D = TypeVar("D", bound=np.generic)
 Spans: TypeAlias = Sequence[tuple[int, int]]

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Request, Response
 from stepwell.access.caller import Caller, caller_of
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import Generated
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
 from stepwell.gateway.calls import UNRECORDED_HEADER, Unrecorded
 from stepwell.gateway.dialects.request_rules import make_explicit
@@ -23,9 +23,8 @@ from stepwell.gateway.recording.step_builder import PendingStep, StepBuilder, bu
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest, RewardScorer
 from stepwell.pool.client import PoolClient
-from stepwell.steps.sampling import LeftOutLog, with_distribution, with_mode
-from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Exactness, JsonObject, Step, VersionSpan, ids_array
+from stepwell.steps.trainable import LeftOutLog, step_fault, with_distribution, with_mode
 from stepwell.wire import gateway_api
 
 MOST_GENERATIONS = 20_000

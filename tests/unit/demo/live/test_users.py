@@ -2,6 +2,8 @@ import random
 from collections.abc import Sequence
 from itertools import islice
 
+from stepwell.rewards.builtin.next_state_rules import RULES, NextState, Utterance
+
 from stepwell.demo.live.users import (
     CLOSINGS,
     CORRECTIONS,
@@ -16,8 +18,6 @@ from stepwell.demo.live.users import (
 )
 from stepwell.demo.model import row
 from stepwell.demo.vocabulary import CONTEXT, ScriptTurn, make_tokenizer
-from stepwell.rewards.builtin.next_state.replies import NextState, Utterance
-from stepwell.rewards.builtin.next_state.rules import RULES
 
 
 def users(count: int = 200) -> list[SimulatedUser]:
