@@ -36,7 +36,7 @@ from rig.local_pool import LocalPool
 from rig.tiny_model import make_tiny_model
 from rig.vllm_server import start_vllm
 from rig.vocabulary import END_OF_TURN
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import Exactness, Step

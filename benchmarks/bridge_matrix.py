@@ -22,7 +22,7 @@ from benchmarks.bridge_rig.second_opinion import DISAGREES, second_opinions, sum
 from benchmarks.bridge_rig.talk import Judged, Talk
 from benchmarks.bridge_rig.tokenizing import TOKENIZERS, Tokens
 from benchmarks.report import report
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 
 SENTINELS = ("qvkzxwpfgdjbkqxz", "mzjxqpwvkgfdbzkqvm")

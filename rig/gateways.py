@@ -26,9 +26,9 @@ from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineKind, EngineTimeouts
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import GatewayApp, GatewayLimits
+from stepwell.gateway.asgi import MountedApp
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.gateway.routes.asgi import MountedApp
 from stepwell.pool.api.scoring import RewardScorer
 from stepwell.pool.client import PoolClient
 

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from stepwell.atropos.registry import AtroposMetrics
 from stepwell.dashboard.metrics import families
-from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.routes.operator_routes import register_pool_readings, register_readings
+from stepwell.gateway.metrics import GatewayMetrics
+from stepwell.gateway.routes.operator_routes import register_readings
 
 HEAD = """# Metrics
 
@@ -27,9 +27,8 @@ def page() -> str:
 
 def gateway_collectors() -> Iterator[Any]:
     metrics = GatewayMetrics()
-    nothing = cast("Any", None)
-    register_readings(metrics, nothing, nothing, nothing, cast("Any", object()))
-    register_pool_readings(metrics, nothing, cast("Any", object()))
+    anything = cast("Any", object())
+    register_readings(metrics, anything, anything, anything, anything, anything)
     yield from _stepwells(metrics)
 
 

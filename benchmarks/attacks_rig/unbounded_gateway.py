@@ -8,9 +8,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from stepwell import cli
 from stepwell.access import access_keys
 from stepwell.common import bounded_http
-from stepwell.gateway.dialects import openai_request
-from stepwell.gateway.http import request_body
-from stepwell.gateway.http.quotas import CallQuota
+from stepwell.gateway import requests
+from stepwell.gateway.dialects import openai
+from stepwell.gateway.requests import CallQuota
 
 
 def no_quota(_: object) -> CallQuota:
@@ -18,8 +18,8 @@ def no_quota(_: object) -> CallQuota:
 
 
 UNBOUNDED: tuple[tuple[Any, str, Any], ...] = (
-    (openai_request, "check_containers", lambda *_: None),
-    (request_body, "MOST_CONTAINERS", sys.maxsize),
+    (openai, "check_containers", lambda *_: None),
+    (requests, "MOST_CONTAINERS", sys.maxsize),
     (bounded_http, "BoundedHttp", HttpToolsProtocol),
     (CallQuota, "read", no_quota),
     (access_keys, "LONGEST_MESSAGE", sys.maxsize),

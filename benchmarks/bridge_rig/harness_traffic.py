@@ -26,7 +26,7 @@ from rig.vocabulary import END_OF_TURN, encode
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.cli_agents import HARNESSES
 from stepwell.agents.rollout import RolloutStatus
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.steps.step import Step
 
 TIMEOUT = 600.0

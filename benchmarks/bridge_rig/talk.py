@@ -21,7 +21,7 @@ from benchmarks.bridge_rig.tokenizing import Tokens
 from rig.local_pool import LocalPool
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall

@@ -17,7 +17,7 @@ from benchmarks.exactness_rig.scripts import SYSTEM, Turn
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from stepwell.gateway.app import GatewayLimits
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.steps.step import Step
 
 LONGEST = 100_000

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.bridge_rig.public_templates import PublicTemplate, fetched, public_templates
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 
 @dataclass(frozen=True)

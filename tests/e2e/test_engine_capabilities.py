@@ -14,7 +14,7 @@ from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import Grade
 from stepwell.doctor.report_text import plain
 from stepwell.engines.vllm_control import base_flags
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from tests.e2e.test_bridge import TURNS, roll_out, rows_of
 from tests.integration.doctor.test_faults import found
 from tests.integration.engines.test_missing import LACKING

@@ -28,7 +28,7 @@ from rig.vllm_server import ENVIRONMENT, FLAGS, vllm_python
 from rig.waiting import wait_until
 from stepwell.demo.engine import StartingEngine, start_engine
 from stepwell.errors import StepwellError
-from stepwell.gateway.recording.version_confirmer import BRACKET
+from stepwell.gateway.recording.step_book import BRACKET
 from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient

@@ -17,7 +17,7 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.shells import Shell, fresh_shell
 from rig.threads import in_thread
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+from stepwell.gateway.dialects.request_rules import SamplingPolicy
 from stepwell.pool.client.batch import Batch
 from tests.examples.folders import EXAMPLES
 

@@ -24,8 +24,7 @@ from stepwell.common.bounded_http import MOST_HEADER_BYTES, MOST_HEADERS, Bounde
 from stepwell.common.user_input import MOST_CONTAINERS, check_containers
 from stepwell.errors import BadRequest, Overloaded, TooLarge
 from stepwell.gateway import agent_calls
-from stepwell.gateway.http import deduplication
-from stepwell.gateway.http.quotas import CallQuota, CallQuotas
+from stepwell.gateway.requests import CallQuota, CallQuotas
 
 
 def test_a_body_of_many_small_lists_is_refused_before_it_is_parsed() -> None:
@@ -235,7 +234,7 @@ async def test_one_agents_calls_in_flight_do_not_refuse_anothers(pool: LocalPool
 async def test_the_answers_that_are_kept_for_one_agents_keys_are_bounded(
     pool: LocalPool, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bounded = partial(deduplication.RequestDeduplicator, kept_of_a_caller=20_000)
+    bounded = partial(response_writer.RequestDeduplicator, kept_of_a_caller=20_000)
     monkeypatch.setattr(agent_calls, "RequestDeduplicator", bounded)
     async with serve_gateway(pool, [engine.url]) as url, agent_of(url) as greedy, agent_of(url) as honest:
         refused, text = await greedy.say(headers={"Idempotency-Key": "k" * 8_000})
@@ -248,7 +247,7 @@ async def test_the_answers_that_are_kept_for_one_agents_keys_are_bounded(
         assert len(engine.requests) == called, "the honest agent's answer was kept"
         dropped = await honest.metric('stepwell_kept_answers_dropped_total{cause="caller"}')
         assert dropped is not None
-        assert 20 - 20_000 // deduplication.AN_ANSWER <= dropped < 20
+        assert 20 - 20_000 // response_writer.AN_ANSWER <= dropped < 20
 
 
 def test_long_names_are_not_remembered() -> None:

@@ -15,7 +15,7 @@ from rig.vocabulary import ADDED_IDS
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import DialectContext
-from stepwell.gateway.dialects.request_fields import RequestRules
+from stepwell.gateway.dialects.request_rules import RequestRules
 from stepwell.gateway.dialects.side_calls import writes_markers
 from stepwell.rewards.sample import sample_of
 from stepwell.steps.trainable import untrainable_reason

@@ -30,8 +30,8 @@ from stepwell.atropos.app import create_atropos
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import GatewayApp
+from stepwell.gateway.asgi import access_table, call_paths
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import access_table, call_paths
 
 GATEWAY_ROUTES = access_table(DIALECTS)
 TABLES: dict[str, RouteTable] = {

@@ -25,9 +25,9 @@ from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.vllm_control import base_flags
 from stepwell.gateway.app import GatewayApp
+from stepwell.gateway.asgi import access_table
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.recording.spool import Spool
-from stepwell.gateway.routes.access import access_table
 from stepwell.pool.client import PoolClient
 
 Manifest = Mapping[str, Any]

@@ -9,7 +9,7 @@ from benchmarks.bridge_rig.matrix_tables import BEGIN, END
 from benchmarks.exactness_rig.exactness_tables import BEGIN as EXACTNESS_BEGIN
 from benchmarks.exactness_rig.exactness_tables import DIALECTS
 from rig.docs_pages import DOCS
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 
 PAGE = (DOCS / "bridge.md").read_text()
 GENERATED = PAGE.partition(BEGIN)[2].partition(END)[0]

@@ -44,10 +44,9 @@ from stepwell.common.processes import CANNOT_START, WorkerProcesses
 from stepwell.errors import StepwellError
 
 if TYPE_CHECKING:
-    from stepwell.gateway.dialects.request_fields import RequestRules
-    from stepwell.gateway.dialects.request_sampling import SamplingPolicy
-    from stepwell.gateway.recording.redactor import Redactor
-    from stepwell.gateway.routes.asgi import GatewayAsgi
+    from stepwell.gateway.asgi import GatewayAsgi
+    from stepwell.gateway.dialects.request_rules import RequestRules, SamplingPolicy
+    from stepwell.gateway.recording.redaction import Redactor
     from stepwell.pool.client.link import LinkClient
 if TYPE_CHECKING:
     from stepwell.atropos.app import AtroposAsgi
@@ -242,9 +241,9 @@ def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | Non
     from stepwell.engines.discovery import EngineDiscovery, SharedWatch
     from stepwell.engines.fleet import EngineFleet
     from stepwell.gateway.app import GatewayApp
-    from stepwell.gateway.bridge.thinking import ThinkingPolicy
-    from stepwell.gateway.http.quotas import CallQuota
+    from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
     from stepwell.gateway.recording.spool import Spool
+    from stepwell.gateway.requests import CallQuota
     from stepwell.pool.client import PoolClient
     from stepwell.rewards.client import RewardClient
 
@@ -284,7 +283,7 @@ def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | Non
 
 
 def _sampling(settings: GatewaySettings) -> "dict[str, SamplingPolicy]":
-    from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+    from stepwell.gateway.dialects.request_rules import SamplingPolicy
 
     return {
         channel: SamplingPolicy(mode != AS_ASKED, settings.temperature, of_sessions=mode == ALL_ON_POLICY)
@@ -293,7 +292,7 @@ def _sampling(settings: GatewaySettings) -> "dict[str, SamplingPolicy]":
 
 
 def _rules(settings: GatewaySettings) -> "RequestRules":
-    from stepwell.gateway.dialects.request_fields import RequestRules
+    from stepwell.gateway.dialects.request_rules import RequestRules
 
     fields, hosts = frozenset(settings.forward_fields), frozenset(settings.media_hosts)
     return RequestRules(fields, hosts, calls_as_text=settings.tool_calls == "text")
@@ -303,8 +302,7 @@ def _redactor(settings: GatewaySettings) -> "Redactor | None":
     """A function that cannot be loaded is refused at once."""
     if settings.redact is None:
         return None
-    from stepwell.gateway.recording.redaction_child import load_redaction
-    from stepwell.gateway.recording.redactor import Redactor
+    from stepwell.gateway.recording.redaction import Redactor, load_redaction
 
     load_redaction(settings.redact)
     return Redactor(settings.redact, settings.tokenizer_path)

@@ -6,41 +6,51 @@ records it. If a client leaves, its engine is freed, unless another client waits
 """
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepwell.access.caller import Caller
 from stepwell.common.bounded_http import WHEN_GONE
 from stepwell.engines.engine import DEFAULT_MODEL
-from stepwell.engines.fleet import EngineDirectory
+from stepwell.engines.fleet import EngineDirectory, EngineFleet
 from stepwell.engines.replica import RefusedReply
 from stepwell.errors import EngineUnavailable, Overloaded
-from stepwell.gateway.call_in_flight import CallInFlight, RequestedCall, send_error
-from stepwell.gateway.call_resolver import CallPlace, CallResolver, session_key_of
-from stepwell.gateway.dialects.dialect import CallUrl, DialectContext, ModelCall, TokenCounter
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy, policy_for, told_sampling
-from stepwell.gateway.dialects.side_calls import side_call_kind, writes_markers
-from stepwell.gateway.engine_answers import EngineAnswers
-from stepwell.gateway.http.deduplication import CAPTURE_HEADER, CallHeaders, RequestDeduplicator, read_call_headers
-from stepwell.gateway.http.error_responses import describe_refusal, describe_unforeseen
-from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields, ReplacedSampling
-from stepwell.gateway.http.quotas import CallQuotas, QuotaUse
-from stepwell.gateway.http.request_body import Headers, Message, Receive, Send, declared_length
-from stepwell.gateway.http.response_writer import ResponseWriter
-from stepwell.gateway.http.sighting import Sighting, handover_of, is_handed_over
-from stepwell.gateway.http.tracing import Tracing
-from stepwell.gateway.recording.step_builder import PendingStep
-from stepwell.gateway.unrecorded_calls import (
+from stepwell.gateway.call_resolver import CallResolver, session_key_of
+from stepwell.gateway.calls import (
     NO_TRAJECTORY,
     UNRECORDED_HEADER,
+    CallInFlight,
+    CallPlace,
+    RequestedCall,
     Unrecorded,
     as_uncaptured,
     as_unrecorded,
+    send_error,
 )
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall, TokenCounter
+from stepwell.gateway.dialects.request_rules import SamplingPolicy, policy_for, told_sampling
+from stepwell.gateway.dialects.side_calls import side_call_kind, writes_markers
+from stepwell.gateway.engine_answers import EngineAnswers
+from stepwell.gateway.error_responses import describe_refusal, describe_unforeseen
+from stepwell.gateway.metrics import GatewayMetrics, Tracing
+from stepwell.gateway.recording.step_builder import PendingStep
+from stepwell.gateway.requests import (
+    CAPTURE_HEADER,
+    CallHeaders,
+    CallQuotas,
+    CallUrl,
+    Headers,
+    Message,
+    QuotaUse,
+    Receive,
+    Send,
+    declared_length,
+    read_call_headers,
+)
+from stepwell.gateway.response_writer import RequestDeduplicator, ResponseWriter, Sighting, handover_of, is_handed_over
 from stepwell.pool.api.policy import ChannelPolicy
 from stepwell.pool.api.producing import TRAIN, Repeats, TrajectoryRef
 from stepwell.pool.api.sessions import session_id_of
@@ -59,13 +69,6 @@ MALFORMED_HISTORY = "malformed_history"
 """The number, in a step's extras, of tool calls in its history whose arguments are not a JSON object."""
 
 
-class Client(NamedTuple):
-    """The client that waits for an answer, once the request is read."""
-
-    scope: Message
-    receive: Receive
-
-
 @dataclass(slots=True, kw_only=True)
 class DialectContexts:
     """The contexts, by channel, that dialects may use beside the requests."""
@@ -74,15 +77,21 @@ class DialectContexts:
     """The part that is the same for all."""
     sampling: Mapping[str, SamplingPolicy]
     """The policies by channel; what `policy_for` makes of one counts."""
-    trained_model: Callable[[], str]
-    """The model whose calls are recorded; empty while it is not known."""
+    model: str
+    """The model whose calls are recorded; empty for the first one of the engines."""
+    engines: EngineFleet
     other_models: Sequence[str]
     """The models that agents may name beside the trained one."""
     _known: dict[tuple[str, bool, str, str], DialectContext] = field(default_factory=dict)
     """The contexts by channel, whether the call is a rollout's, trained model, and path template."""
 
+    @property
+    def trained_model(self) -> str:
+        """Empty while it is not known."""
+        return self.model or self.engines.model
+
     def context_of(self, channel: str, url: CallUrl, *, is_rollout: bool) -> DialectContext:
-        trained = self.trained_model()
+        trained = self.trained_model
         key = channel, is_rollout, trained, url.path
         known = self._known.get(key)
         if known is None:
@@ -149,13 +158,7 @@ class AgentCalls:
     max_in_flight: int = MAX_IN_FLIGHT
     in_flight: int = 0
     quotas: CallQuotas = field(default_factory=CallQuotas)
-    removed: RemovedFields = field(init=False)
-    replaced: ReplacedSampling = field(init=False)
     deduplicator: RequestDeduplicator = field(default_factory=lambda: RequestDeduplicator(time.monotonic))
-
-    def __post_init__(self) -> None:
-        self.removed = RemovedFields(self.metrics)
-        self.replaced = ReplacedSampling(self.metrics)
 
     async def serve(
         self, scope: Message, receive: Receive, send: Send, requested: RequestedCall, caller: Caller
@@ -168,6 +171,7 @@ class AgentCalls:
         kind = f"whitebox_{dialect.name}" if requested.is_whitebox else dialect.name
         began = writer.touched_at
         flight = None
+        self.in_flight += 1
         try:
             headers = self._read_headers(scope, caller, writer)
             with self._admit(scope, ref, caller) as use:
@@ -183,7 +187,9 @@ class AgentCalls:
                     writer,
                     headers,
                     dialect.stream(call),
-                    Sighting(partial(self._mark, placed.ref)),
+                    Sighting(partial(self.answers.steps.outbox.marks.add, ref)),
+                    scope,
+                    receive,
                     headers.shared_key(raw, requested.url.sent),
                     requested.is_whitebox,
                 )
@@ -192,13 +198,14 @@ class AgentCalls:
                 with self.resolver.call_of(ref):
                     name = caller.quota_name or ref.trajectory_uid
                     key = headers.key(ref, raw, requested.url.text)
-                    await self._join_or_lead(flight, Client(scope, receive), key, name)
+                    await self._join_or_lead(flight, key, name)
                 use.use(flight.prompt_tokens + flight.response_tokens)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the agent gets an answer in its dialect
             error = describe_unforeseen(failure, f"a call of trajectory {ref.trajectory_uid}")
             self.metrics.calls_refused[kind, error.code].inc()
             await send_error(writer, dialect, error, flight.stream if flight else None)
         finally:
+            self.in_flight -= 1
             self._count(kind, writer, began, flight)
 
     async def count_tokens(
@@ -215,6 +222,7 @@ class AgentCalls:
         ref, dialect = requested.ref, requested.dialect
         writer = ResponseWriter(send, time.monotonic)
         began = writer.touched_at
+        self.in_flight += 1
         try:
             with self._admit(scope, ref, caller) as use:
                 request = await self._prompt_to_count(await use.body(receive), requested, counter)
@@ -227,6 +235,7 @@ class AgentCalls:
             what = f"a count of tokens of trajectory {ref.trajectory_uid}"
             await send_error(writer, dialect, describe_unforeseen(failure, what))
         finally:
+            self.in_flight -= 1
             self.metrics.call_done(f"{dialect.name}_count", writer.status, time.monotonic() - began, None, 0, 0)
 
     async def _prompt_to_count(self, raw: bytes, requested: RequestedCall, counter: TokenCounter) -> dict[str, Any]:
@@ -238,21 +247,14 @@ class AgentCalls:
             channel = TRAIN if is_session else await self.resolver.channel_of(ref)
             around = self.contexts.context_of(channel, url, is_rollout=not is_session)
         request = counter.read(raw, around)
-        self.removed.note(around.rules.apply(request, Upstream.CHAT))
+        self.metrics.note_removed(around.rules.apply(request, Upstream.CHAT))
         return request
 
-    @contextlib.contextmanager
-    def _admit(self, scope: Message, ref: TrajectoryRef, caller: Caller) -> Iterator[QuotaUse]:
-        """A call in flight, which takes from the quota of its caller. Overloaded if there are too many."""
-        self.in_flight += 1
-        try:
-            if self.in_flight > self.max_in_flight:
-                raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
-            size = declared_length(scope["headers"])
-            with self.quotas.call_of(caller.quota_name or ref.trajectory_uid, size) as use:
-                yield use
-        finally:
-            self.in_flight -= 1
+    def _admit(self, scope: Message, ref: TrajectoryRef, caller: Caller) -> QuotaUse:
+        """The share of its caller's quota that a call takes. Overloaded if too many are in flight."""
+        if self.in_flight > self.max_in_flight:
+            raise Overloaded(f"{self.max_in_flight} calls are in flight; try again in a moment")
+        return self.quotas.call_of(caller.quota_name or ref.trajectory_uid, declared_length(scope["headers"]))
 
     def _read_headers(self, scope: Message, caller: Caller, writer: ResponseWriter) -> CallHeaders:
         found: Headers = scope["headers"]
@@ -280,11 +282,10 @@ class AgentCalls:
             else:
                 placed = await self.resolver.by_url(requested.ref, headers)
             call = read(raw, contexts.context_of(placed.channel, url, is_rollout=placed.is_rollout))
-        if placed.unrecorded is None:
-            call = await self.answers.stored.complete(call, placed.ref)
-        else:
-            call = as_uncaptured(call)
-        return placed, await self.channels.route(call, placed.channel, contexts.trained_model())
+        if call.part is not None:
+            recorded = placed.unrecorded is None
+            call = await self.answers.stored.complete(call, placed.ref) if recorded else as_uncaptured(call)
+        return placed, await self.channels.route(call, placed.channel, contexts.trained_model)
 
     def _tell(self, placed: CallPlace, call: ModelCall, writer: ResponseWriter) -> None:
         """Tells in the answer's headers and the metrics how the call is treated."""
@@ -293,10 +294,10 @@ class AgentCalls:
             if placed.unrecorded is not Unrecorded.DELETED:
                 writer.headers.append((UNRECORDED_HEADER, placed.unrecorded.encode()))
         if call.removed:
-            self.removed.note(call.removed)
+            self.metrics.note_removed(call.removed)
         if call.replaced:
             told = told_sampling(call.request, call.replaced)
-            self.replaced.note(placed.channel, call.replaced, told)
+            self.metrics.note_replaced(placed.channel, call.replaced, told)
             writer.headers.append((SAMPLING_HEADER, told.encode()))
 
     def _begin(self, call: ModelCall, placed: CallPlace, headers: CallHeaders, raw: bytes) -> PendingStep:
@@ -319,16 +320,13 @@ class AgentCalls:
             extras=extras,
         )
 
-    def _mark(self, ref: TrajectoryRef, uids: Sequence[str], mark: str) -> None:
-        self.answers.steps.outbox.marks.add(ref, uids, mark)
-
-    async def _join_or_lead(self, flight: CallInFlight, client: Client, key: Hashable, caller: str) -> None:
+    async def _join_or_lead(self, flight: CallInFlight, key: Hashable, caller: str) -> None:
         task = asyncio.current_task()
         assert task is not None
         sighting, shared = flight.sighting, self.deduplicator.find(key)
         try:
             if not flight.is_recorded or (shared is not None and not flight.headers.may_join):
-                await self._while_wanted(flight, client, self.answers.answer(flight), task.cancel)
+                await self._while_wanted(flight, self.answers.answer(flight), task.cancel)
             elif shared is not None:
                 sighting = shared.sighting or sighting
                 self.metrics.calls_joined[flight.kind].inc()
@@ -336,7 +334,7 @@ class AgentCalls:
                 try:
                     if flight.headers.repeats is Repeats.ALL:
                         await self.answers.book.given_again(flight.announcement(shared.uid))
-                    await self._while_wanted(flight, client, flight.writer.follow(shared), task.cancel)
+                    await self._while_wanted(flight, flight.writer.follow(shared), task.cancel)
                 finally:
                     shared.leave()
             else:
@@ -344,7 +342,7 @@ class AgentCalls:
                 shared.sighting, shared.uid = sighting, flight.pending.uid
                 flight.writer.share(shared)
                 try:
-                    await self._while_wanted(flight, client, self.answers.answer(flight), shared.leave)
+                    await self._while_wanted(flight, self.answers.answer(flight), shared.leave)
                 finally:
                     keep = sighting.is_whole and flight.headers.idempotency_key is not None
                     self.deduplicator.end(key, shared, keep=keep)
@@ -360,7 +358,7 @@ class AgentCalls:
             sighting.note(is_read=was_sent and await is_handed_over(writer.handover))
 
     async def _while_wanted(
-        self, flight: CallInFlight, client: Client, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
+        self, flight: CallInFlight, answering: Coroutine[Any, Any, None], leave: Callable[[], object]
     ) -> None:
         """Answer. If the client leaves before the end, `leave` is called; it may cancel the answering."""
 
@@ -369,7 +367,7 @@ class AgentCalls:
                 flight.is_abandoned = True
                 leave()
 
-        unwatch = watch_client(client, note_gone)
+        unwatch = watch_client(flight.scope, flight.receive, note_gone)
         try:
             await answering
         except asyncio.CancelledError:
@@ -390,14 +388,14 @@ class AgentCalls:
             self.tracing.record(kind, flight.pending.started_at, flight.headers.traceparent, flight.attributes())
 
 
-def watch_client(client: Client, on_gone: Callable[[], object]) -> Callable[[], object]:
+def watch_client(scope: Message, receive: Receive, on_gone: Callable[[], object]) -> Callable[[], object]:
     """Call `on_gone` if the client leaves. The function that is returned ends the watching.
 
     The gateway's own HTTP connections tell it. Under another server, a task waits for it, which costs each call more.
     """
-    when_gone = (client.scope.get("extensions") or {}).get(WHEN_GONE)
+    when_gone = (scope.get("extensions") or {}).get(WHEN_GONE)
     if when_gone is None:
-        return asyncio.create_task(_wait_for_leaving(client.receive, on_gone)).cancel
+        return asyncio.create_task(_wait_for_leaving(receive, on_gone)).cancel
     end_watching: Callable[[], object] = when_gone(on_gone)
     return end_watching
 

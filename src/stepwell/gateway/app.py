@@ -17,39 +17,29 @@ from stepwell.common.listening import LOOPBACK_HOSTS, CrossSiteCheck, ServedHost
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
+from stepwell.gateway import error_responses
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls, ChannelRouting, DialectContexts
+from stepwell.gateway.asgi import AccessCheck, GatewayAsgi, MountedApp, access_table
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.call_book import CallBook
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.gateway.call_resolver import ASK_TIMEOUT, CallResolver
+from stepwell.gateway.calls import SESSION_IDS, SessionIds
 from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.dialects.chat_form import StepSeal
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext
-from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
-from stepwell.gateway.dialects.step_seal import StepSeal
+from stepwell.gateway.dialects.request_rules import NO_MORE, RequestRules, SamplingPolicy
 from stepwell.gateway.engine_answers import EngineAnswers
-from stepwell.gateway.http import error_responses, tracing
-from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.http.quotas import CallQuota, CallQuotas
-from stepwell.gateway.http.response_writer import SILENCE, KeepAlives
+from stepwell.gateway.metrics import GatewayMetrics, start_tracing
+from stepwell.gateway.recording.call_book import CallBook
 from stepwell.gateway.recording.outbox import SETTLE_TIMEOUT, Outbox
-from stepwell.gateway.recording.redactor import Redactor
+from stepwell.gateway.recording.redaction import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_builder import StepBuilder
-from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.gateway.routes.access import AccessCheck, access_table
-from stepwell.gateway.routes.asgi import GatewayAsgi, MountedApp
-from stepwell.gateway.routes.fast_routes import FastRoutes
-from stepwell.gateway.routes.openapi import openapi_document
-from stepwell.gateway.routes.operator_routes import (
-    ReadinessCheck,
-    operator_router,
-    register_pool_readings,
-    register_readings,
-)
-from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
+from stepwell.gateway.requests import CallQuota, CallQuotas
+from stepwell.gateway.response_writer import SILENCE, KeepAlives
+from stepwell.gateway.routes.operator_routes import ReadinessCheck, openapi_document, operator_router, register_readings
+from stepwell.gateway.routes.trajectory_routes import FastRoutes, opening_router, trajectory_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
-from stepwell.gateway.session_ids import SESSION_IDS, SessionIds
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.scoring import RewardScorer
 from stepwell.pool.client import PoolClient
@@ -57,6 +47,7 @@ from stepwell.pool.client.link import LinkClient
 from stepwell.steps.trainable import LeftOutLog
 
 log = logging.getLogger("stepwell.gateway")
+DEFAULT_QUOTA = CallQuota()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +67,6 @@ class GatewayLimits:
 
 
 DEFAULT_LIMITS = GatewayLimits()
-DEFAULT_QUOTA = CallQuota()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -127,7 +117,7 @@ class GatewayApp:
     limits: GatewayLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
-        self._metrics, self._traces = GatewayMetrics(), tracing.start()
+        self._metrics, self._traces = GatewayMetrics(), start_tracing()
         self._left_out = LeftOutLog(log, "; see --sampling in docs/gateway.md and --redact in docs/privacy.md")
         self._keep_alives = KeepAlives(self.limits.keep_alive_seconds)
         self._book = CallBook(self.pool)
@@ -144,8 +134,7 @@ class GatewayApp:
             self.pool, self._outbox, self._resolver, self.keys, self._calls.quotas, self._metrics
         )
         self._readiness = ReadinessCheck(self.pool, self.engines, self.tokenizer, self.rewards, self.redactor)
-        register_readings(self._metrics, self._calls, self.engines, self._outbox, self.spool)
-        register_pool_readings(self._metrics, self._resolver, self.link)
+        register_readings(self._metrics, self._calls, self.engines, self._outbox, self.spool, self.link)
 
     def asgi(self) -> GatewayAsgi:
         access = AccessCheck(RouteGuard(self.keys, self.audit), access_table(self.dialects))
@@ -155,18 +144,17 @@ class GatewayApp:
     # -- what answers and records agents' calls ------------------------------------------------------------------------
 
     def _recording(self) -> StepBuilder:
-        confirmer = VersionConfirmer(self.engines)
         outbox = Outbox(
             self.pool,
             on_refused=self._resolver.drop,
             calls=self._book,
-            confirmer=confirmer,
+            engines=self.engines,
             spool=self.spool,
             confirm_timeout=self.limits.confirm_timeout,
         )
         return StepBuilder(
             outbox=outbox,
-            confirmer=confirmer,
+            engines=self.engines,
             tokenizer=self.tokenizer,
             metrics=self._metrics,
             prompt_length=self.prompt_length,
@@ -179,7 +167,8 @@ class GatewayApp:
         contexts = DialectContexts(
             around=DialectContext(self.response_length, seal=StepSeal(self.keys), rules=self.rules),
             sampling=self.sampling,
-            trained_model=lambda: self.trained_model or self.engines.model,
+            model=self.trained_model,
+            engines=self.engines,
             other_models=self.other_models,
         )
         return AgentCalls(
@@ -225,20 +214,7 @@ class GatewayApp:
         app.include_router(operator_router(self.engines, self._readiness, self._metrics))
         app.add_middleware(FastRoutes, self._lifecycle)
         app.include_router(opening_router(self._lifecycle, self.pool, self.engines))
-        app.include_router(
-            whitebox_router(
-                self.pool,
-                self.engines,
-                self.tokenizer,
-                self.rewards,
-                self._metrics,
-                self._left_out,
-                self._steps.redact_submitted,
-                prompt_length=self.prompt_length,
-                response_length=self.response_length,
-                trained_model=self.trained_model,
-            )
-        )
+        app.include_router(whitebox_router(self.pool, self._steps, self.rewards, self._left_out, self.response_length))
         below = trajectory_router(self._lifecycle, self.engines)
         for prefix in BELOW_A_TRAJECTORY:
             app.include_router(below, prefix=TRAJECTORY_ROOT + prefix, include_in_schema=prefix == "/v1")
@@ -256,11 +232,7 @@ class GatewayApp:
         """Open while the gateway serves. At the end the last steps are delivered."""
         self.tokenizer.start()
         try:
-            async with (
-                self.engines,
-                running(*self._works()),
-                self.atropos.running() if self.atropos else nullcontext(),
-            ):
+            async with self.engines, running(*self._works()), self.atropos.running() if self.atropos else nullcontext():
                 yield
                 await self._outbox.drain(self.limits.drain_timeout)
                 if not self._outbox.waiting:

@@ -18,7 +18,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -27,10 +26,18 @@ from stepwell.access.caller import ANYONE, Caller, SessionKey
 from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import Forgotten, PoolFull, PoolUnavailable, StepwellError, UnknownTrajectory
 from stepwell.gateway.bridge.digests import RequestDigest, conversation_digest_of, digest_request
+from stepwell.gateway.calls import (
+    NO_TRAJECTORY,
+    UNRECORDED_PREFIXES,
+    CallPlace,
+    KeyedConversation,
+    SessionIds,
+    Unrecorded,
+    check_uids,
+    session_id_by_name,
+)
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.http.deduplication import CallHeaders
-from stepwell.gateway.session_ids import UNRECORDED_PREFIXES, SessionIds, check_uids, session_id_by_name
-from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, Unrecorded
+from stepwell.gateway.requests import CallHeaders
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import SESSION_MARK, SessionCall, SessionPlace, session_id_of, session_prompt_uid
 from stepwell.pool.client import PoolClient
@@ -58,43 +65,6 @@ SESSIONS, CONVERSATIONS = "/sessions", "/conversations"
 """The names of questions to the pool that are about no trajectory. No trajectory_uid has a slash."""
 BEAT = 1.0
 """Seconds between two reports of the sessions with a call in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedConversation:
-    """A conversation that is found by its user and its messages, or by the name that its client gives it."""
-
-    session_id: str
-    opening: str
-    """A name that does not change while the conversation goes on, wherever it is continued."""
-    user: str = ""
-    asked: RequestDigest | None = None
-    """The digest of its messages, if it is known by them."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallPlace:
-    ref: TrajectoryRef
-    """NO_TRAJECTORY if the call is not recorded."""
-    channel: str
-    sticky: str
-    """Calls with the same name may go to the same engine: the id of the session, or the uid of the trajectory."""
-    unrecorded: Unrecorded | None = None
-    conversation: KeyedConversation | None = None
-    """The conversation of a call whose session was found by its key."""
-
-    @property
-    def is_rollout(self) -> bool:
-        """Whether the call is recorded, and not in the session of a live user."""
-        return self.unrecorded is None and not session_id_of(self.ref.prompt_uid)
-
-    @property
-    def shown(self) -> TrajectoryRef | None:
-        """The trajectory that the answer names; None if the call is not recorded. The session of a person whose
-        data was deleted looks like any other."""
-        if self.unrecorded is Unrecorded.DELETED:
-            return TrajectoryRef(self.sticky, session_prompt_uid(self.sticky))
-        return self.ref if self.unrecorded is None else None
 
 
 class CallsInFlight:

@@ -22,9 +22,9 @@ from rig.waiting import until
 from stepwell.common.bounded_http import BoundedHttp
 from stepwell.errors import BadRequest
 from stepwell.gateway.app import GatewayLimits
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.call_book import CallBook
-from stepwell.gateway.dialects.chat import ChatDialect
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
+from stepwell.gateway.dialects.openai import ChatDialect
+from stepwell.gateway.recording.call_book import CallBook
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import unpack
 from stepwell.steps.trainable import fault_kind

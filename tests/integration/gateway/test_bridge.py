@@ -15,7 +15,7 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
 from rig.waiting import until
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows

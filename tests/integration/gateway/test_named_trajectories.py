@@ -15,7 +15,7 @@ from rig.local_pool import LocalPool
 from rig.waiting import until
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
-from stepwell.gateway.session_ids import session_id_by_name
+from stepwell.gateway.calls import session_id_by_name
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}

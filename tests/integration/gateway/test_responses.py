@@ -12,7 +12,7 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
 from rig.vocabulary import END_OF_TURN, encode
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Exactness, Step
 

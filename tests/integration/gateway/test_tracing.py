@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from stepwell.gateway.http.tracing import start
+from stepwell.gateway.metrics import start_tracing
 
 
 class Collector(BaseHTTPRequestHandler):
@@ -45,7 +45,7 @@ def silent_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 async def test_spans_reach_the_collector_that_the_environment_names(received: list[tuple[str, bytes]]) -> None:
-    tracing = start()
+    tracing = start_tracing()
     assert tracing is not None
     tracing.record("chat", 0.0, None, {"trajectory_uid": "trajectory-1"})
     await tracing.close()
@@ -57,7 +57,7 @@ async def test_spans_reach_the_collector_that_the_environment_names(received: li
 
 @pytest.mark.usefixtures("silent_collector")
 async def test_a_collector_that_never_answers_delays_neither_calls_nor_the_end() -> None:
-    tracing = start(close_timeout=0.2)
+    tracing = start_tracing(close_timeout=0.2)
     assert tracing is not None
     began = time.monotonic()
     for _ in range(3000):

@@ -22,7 +22,7 @@ from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
 from stepwell.commands.gateway import GatewaySettings, run_gateway
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.request_fields import RequestRules
+from stepwell.gateway.dialects.request_rules import RequestRules
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.steps.step import Step, VersionSpan
 

@@ -13,7 +13,7 @@ import uvloop
 
 from rig.waiting import until
 from stepwell.common.bounded_http import HANDOVER, BoundedHttp, Handover
-from stepwell.gateway.http.sighting import handover_of, is_handed_over
+from stepwell.gateway.response_writer import handover_of, is_handed_over
 
 LARGE = b"x" * 32 * 2**20
 Then = Callable[[Handover], Awaitable[None]]

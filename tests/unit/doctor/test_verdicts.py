@@ -20,7 +20,7 @@ from stepwell.doctor.verdicts import (
     judge_text,
     prefix_break,
 )
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 
 

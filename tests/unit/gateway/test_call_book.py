@@ -6,7 +6,7 @@ import pytest
 
 from rig.local_pool import LocalPool
 from rig.waiting import until
-from stepwell.gateway.call_book import LATE, CallBook
+from stepwell.gateway.recording.call_book import LATE, CallBook
 from stepwell.pool.api.producing import CallBegun, Registration
 
 CALL = CallBegun("t", "p", "step")

@@ -14,19 +14,23 @@ import numpy as np
 
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import StepwellError
-from stepwell.gateway.bridge.delta import FILLER, TAIL_ROLES, ChatMessage, shape_of, stand_in_tools
 from stepwell.gateway.bridge.digests import (
-    TEMPLATE_FIELDS,
     RequestDigest,
     conversation_digest_of,
     digest_request,
     read_conversation_digest,
 )
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
-from stepwell.gateway.bridge.parents import Turn, continued_turns, find_parent
-from stepwell.gateway.bridge.recent_turns import RecentTurns
-from stepwell.gateway.bridge.template_probes import TemplateProbes
-from stepwell.gateway.bridge.thinking import ThinkingPolicy, thinking_to_prove
+from stepwell.gateway.bridge.recorded_turns import (
+    BridgeOutcome,
+    CannotBridge,
+    RecentTurns,
+    ThinkingPolicy,
+    Turn,
+    continued_turns,
+    find_parent,
+    thinking_to_prove,
+)
+from stepwell.gateway.bridge.template_probes import TAIL_ROLES, ChatMessage, EngineRenderer, TemplateProbes, shape_of
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.client import PoolClient
@@ -187,7 +191,7 @@ class Bridge:
                 self._proofs.clear()
             self._proofs[renderer.key] = asyncio.create_task(self._is_proved(renderer, prompt_ids))
 
-    async def _is_proved(self, renderer: "EngineRenderer", prompt_ids: IntArray) -> bool:
+    async def _is_proved(self, renderer: EngineRenderer, prompt_ids: IntArray) -> bool:
         try:
             rendered = await self.engines.render(renderer.request, renderer.template)
         except StepwellError:
@@ -195,7 +199,7 @@ class Bridge:
             return False
         return np.array_equal(rendered, prompt_ids)
 
-    async def _check_proved(self, renderer: "EngineRenderer") -> None:
+    async def _check_proved(self, renderer: EngineRenderer) -> None:
         if not self.engines.renders_chat:
             proof = self._proofs.get(renderer.key)
             if proof is None or not await asyncio.shield(proof):
@@ -225,46 +229,6 @@ class Bridge:
             raise CannotBridge(BridgeOutcome.POOL_AWAY) from None
         read = [(turn, read_conversation_digest(turn.lineage)) for turn in found]
         return [Turn(turn.uid, turn.tokens, turn.finish_reason, digest, turn.others) for turn, digest in read if digest]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRenderer:
-    """The engines' chat template, with the fields of one request."""
-
-    engines: EngineFleet
-    template: str
-    request: Mapping[str, Any]
-    asked: RequestDigest
-
-    @property
-    def key(self) -> Hashable:
-        return self.template, self.asked.template, bool(self.request.get("tools")), self._hides_tools
-
-    @property
-    def _hides_tools(self) -> bool:
-        return self.request.get("tool_choice") == "none"
-
-    async def render(
-        self,
-        messages: Sequence[ChatMessage],
-        reply: ChatMessage,
-        *,
-        add_generation_prompt: bool = True,
-        filler: str = FILLER,
-    ) -> IntArray:
-        request: dict[str, Any] = {name: self.request.get(name) for name in ("model", *TEMPLATE_FIELDS)}
-        request["messages"], request["add_generation_prompt"] = messages, add_generation_prompt
-        if self.request.get("tools"):
-            request["tools"] = stand_in_tools(reply, filler)
-            if self._hides_tools:
-                request["tool_choice"] = "none"
-        try:
-            ids = await self.engines.render(request, self.template)
-        except StepwellError:
-            raise CannotBridge(BridgeOutcome.RENDER_FAILED) from None
-        if not len(ids):
-            raise CannotBridge(BridgeOutcome.RENDER_FAILED)
-        return ids
 
 
 def turn_of(step: Step) -> Turn | None:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from stepwell.gateway.dialects.chat import is_json_object
+from stepwell.gateway.dialects.openai import is_json_object
 from stepwell.steps.step import Json, JsonObject
 from stepwell.steps.trainable import is_text_part
 
@@ -168,18 +168,13 @@ def _defaults(tools: object) -> Defaults:
     for tool in tools if isinstance(tools, list) else []:
         match tool:
             case {"function": {"name": str(name), "parameters": {"properties": dict(properties)}}}:
-                if declared := {key: _default(of) for key, of in properties.items() if _has_default(of)}:
-                    defaults[name] = declared
+                given = {
+                    key: of["default"] for key, of in properties.items() if isinstance(of, dict) and "default" in of
+                }
+                if given:  # with numbers as in tool arguments
+                    read = json.loads(json.dumps(given), parse_float=_number)
+                    defaults[name] = {key: _sorted_json(value) for key, value in read.items()}
     return defaults
-
-
-def _has_default(schema: object) -> bool:
-    return isinstance(schema, dict) and "default" in schema
-
-
-def _default(schema: Mapping[str, Any]) -> str:
-    """The default, with numbers as in tool arguments."""
-    return _sorted_json(json.loads(json.dumps(schema["default"]), parse_float=_number))
 
 
 def _sorted_json(value: object) -> str:
@@ -206,7 +201,8 @@ def _calls(message: Mapping[str, Any], calls: Mapping[str, int], defaults: Defau
     if message["role"] == "tool":
         call_id = message.get("tool_call_id")
         return [calls.get(call_id, call_id) if isinstance(call_id, str) else call_id]
-    named = [(_name(call), _arguments(call)) for call in message.get("tool_calls") or []]
+    functions = [_function(call) for call in message.get("tool_calls") or []]
+    named = [(function.get("name"), function.get("arguments")) for function in functions]
     return [[name, canonical_arguments(given, defaults.get(str(name), NO_DEFAULTS))] for name, given in named]
 
 
@@ -215,14 +211,9 @@ def _call_places(message: Mapping[str, Any]) -> dict[str, int]:
     return {call_id: place for place, call_id in enumerate(ids) if isinstance(call_id, str)}
 
 
-def _name(call: object) -> object:
+def _function(call: object) -> Mapping[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
-    return function.get("name") if isinstance(function, dict) else None
-
-
-def _arguments(call: object) -> object:
-    function = call.get("function") if isinstance(call, dict) else None
-    return function.get("arguments") if isinstance(function, dict) else None
+    return function if isinstance(function, dict) else {}
 
 
 def _is_text(content: object) -> bool:

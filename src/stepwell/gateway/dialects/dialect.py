@@ -10,14 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from stepwell.gateway.dialects.chat_form import OPEN_SEAL, StepSeal
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
-from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
-from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
-from stepwell.gateway.dialects.step_seal import OPEN_SEAL, StepSeal
-from stepwell.gateway.http.error_responses import ErrorDetails
+from stepwell.gateway.dialects.request_rules import AS_ASKED, NO_MORE, RequestRules, SamplingPolicy
+from stepwell.gateway.error_responses import ErrorDetails
+from stepwell.gateway.requests import NO_URL, CallUrl
 from stepwell.pool.api.policy import ChannelPolicy
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream, Usage
+
+PLACE = re.compile(r"\{(\w+)(:path)?\}")
+"""A `{name}` in a path template."""
 
 
 class PromptTexts(NamedTuple):
@@ -30,35 +33,6 @@ class PromptTexts(NamedTuple):
 
 
 NO_TEXTS = PromptTexts()
-
-
-PLACE = re.compile(r"\{(\w+)(:path)?\}")
-"""A `{name}` in a path template."""
-
-
-class CallUrl(NamedTuple):
-    """The part of a call's URL below its base_url."""
-
-    path: str = ""
-    """The one of the dialect's path templates that it matches."""
-    text: str = ""
-    """The path and the query as the client sends them."""
-    names: Mapping[str, str] = {}
-    """The values in the places of the template's `{name}`."""
-    query: Mapping[str, str] = {}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the URL says nothing that the template does not say."""
-        return not (self.names or self.query)
-
-    @property
-    def sent(self) -> str:
-        """`text` if it says more than the template, else empty."""
-        return "" if self.is_plain else self.text
-
-
-NO_URL = CallUrl()
 
 
 @dataclass(frozen=True, slots=True)

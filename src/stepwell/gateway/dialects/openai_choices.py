@@ -2,6 +2,8 @@
 
 - Token ids and log-probabilities are read before anything is removed from the answer.
 - A choice that the engine aborted is not shown to the agent: it can still be continued.
+- A server-sent event is read whole or not at all, in the order of arrival, as soon as its last byte is there. Comments
+  are dropped: the gateway writes its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +12,6 @@ from typing import Any, NamedTuple
 
 from stepwell.engines.engine import EngineKind
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.dialects.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, event
 from stepwell.steps.step import IntArray
 from stepwell.wire.openai import (
     NO_IDS,
@@ -26,9 +27,69 @@ from stepwell.wire.openai import (
     write_object,
 )
 
+MEDIA_TYPE = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+LONGEST_EVENT = 64 * 1024 * 1024
 ABORT = "abort"
 """The finish_reason of a choice that an engine ends for reasons of its own, such as a weight update."""
 NOT_IN_HEAD = ("choices", "usage")
+
+
+def event(payload: bytes) -> bytes:
+    return b"data: " + payload + b"\n\n"
+
+
+class EventReader:
+    """Splits a stream into the payloads of its events."""
+
+    def __init__(self, longest: int = LONGEST_EVENT) -> None:
+        self._longest = longest
+        self._held: list[bytes] = []
+        """The parts of an event that is not whole yet."""
+        self._held_bytes = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads of the events that `data` completes."""
+        if not self._held and data.startswith(b"data: {") and data.endswith(b"\n\n"):
+            payloads = data[6:-2].split(b"\n\ndata: ")
+            if data.count(b"\n") == 2 * len(payloads) and all(payloads):  # whole events of one line: the usual case
+                payloads[-1] = payloads[-1].strip()
+                return payloads
+        if b"\n" not in data:
+            self._hold(data)
+            return []
+        if self._held:
+            data = self._release() + data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        *events, rest = data.split(b"\n\n")
+        if rest:
+            self._hold(rest)
+        return _payloads(events)
+
+    def end(self) -> list[bytes]:
+        """The payload of a last event that has no blank line after it."""
+        return _payloads([self._release()])
+
+    def _hold(self, data: bytes) -> None:
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > self._longest:
+            raise EngineUnavailable("the engine's stream has an event that is too long")
+
+    def _release(self) -> bytes:
+        data = b"".join(self._held)
+        self._held, self._held_bytes = [], 0
+        return data
+
+
+def _payloads(events: list[bytes]) -> list[bytes]:
+    return [payload for one in events if (payload := _payload(one))]
+
+
+def _payload(one: bytes) -> bytes:
+    return b"\n".join([line[5:] for line in one.split(b"\n") if line.startswith(b"data:")]).strip()
 
 
 class Wants(NamedTuple):
@@ -139,8 +200,9 @@ class StreamedChoice:
         if isinstance(calls := delta.get("tool_calls"), list):
             for call in calls:
                 if isinstance(call, dict) and isinstance(index := call.get("index"), int):
-                    self.arguments.setdefault(index, []).append(_arguments(call))
-                    if name := _function_name(call):
+                    name, arguments = read_function(call)
+                    self.arguments.setdefault(index, []).append(arguments)
+                    if name:
                         self.names[index] = self.names.get(index, "") + name
                     if isinstance(call_id := call.get("id"), str):
                         self.call_ids.setdefault(index, call_id)
@@ -178,17 +240,13 @@ class ChoicesStream:
         """The first chunk without its choices: id, model and time, which all chunks of a stream share."""
         self.error: dict[str, Any] | None = None
         """The engine's error object, if the stream ended in one."""
+        self.is_whole = False
+        """Every choice has ended, or the engine has sent an error."""
         self.done = False
         """The engine has sent [DONE]."""
         self._engine = engine
         self._keep_ids = keep_ids
         self._prompt_ids: IntArray = NO_IDS
-
-    @property
-    def is_whole(self) -> bool:
-        """Every choice has ended, or the engine has sent an error."""
-        ends = [choice.finish_reason for choice in self.choices.values()]
-        return self.error is not None or (bool(ends) and None not in ends)
 
     @property
     def is_aborted(self) -> bool:
@@ -217,13 +275,14 @@ class ChoicesStream:
             return None
         chunk = read_object(payload, "stream")
         if chunk.get("error"):
-            self.error = chunk
+            self.error, self.is_whole = chunk, True
             return None
         choices = chunk.get("choices")
         if not isinstance(choices, list):
             raise EngineUnavailable("the engine's stream has a chunk without choices")
         if not self.head:
-            self._read_head(chunk)
+            self.head = {name: value for name, value in chunk.items() if name not in NOT_IN_HEAD}
+            self._engine.hide_prompt(self.head)
         if chunk.get("usage"):
             self.usage = read_usage(chunk)
         if (prompt_ids := self._engine.read_prompt(chunk)) is not None:
@@ -234,10 +293,6 @@ class ChoicesStream:
             return chunk if self._read_piece(choices[0]) else None
         chunk["choices"] = [piece for piece in choices if self._read_piece(piece)]
         return chunk if chunk["choices"] else None
-
-    def _read_head(self, chunk: dict[str, Any]) -> None:
-        self.head = {name: value for name, value in chunk.items() if name not in NOT_IN_HEAD}
-        self._engine.hide_prompt(self.head)
 
     def _take_prompt(self, chunk: dict[str, Any], prompt_ids: IntArray) -> None:
         if len(prompt_ids):
@@ -256,6 +311,8 @@ class ChoicesStream:
         self._engine.read_delta(piece, choice)
         if (finish := piece.get("finish_reason")) is not None:
             choice.finish_reason = read_text(finish)
+            ends = [each.finish_reason for each in self.choices.values()]
+            self.is_whole = self.error is not None or None not in ends
             if finish == ABORT:
                 return False
         delta = piece.get("delta")
@@ -267,7 +324,9 @@ class ChoicesStream:
     def _new_choice(self, index: object) -> StreamedChoice:
         if not isinstance(index, int):
             raise EngineUnavailable("the engine's stream has a choice whose index is not a number")
-        return self.choices.setdefault(index, StreamedChoice())
+        if index not in self.choices:
+            self.choices[index], self.is_whole = StreamedChoice(), self.error is not None
+        return self.choices[index]
 
 
 class ChoicesStreamWriter:
@@ -341,11 +400,22 @@ def _text(choice: dict[str, Any]) -> str | None:
     return None if other else read_text(message.get("content"))
 
 
-def _function_name(call: dict[str, Any]) -> str | None:
-    function = call.get("function")
-    return read_text(function.get("name")) if isinstance(function, dict) else None
+def read_reasoning(message: Mapping[str, Any]) -> str | None:
+    """The reasoning in an engine's message or delta."""
+    return read_text(message.get("reasoning")) or read_text(message.get("reasoning_content"))
 
 
-def _arguments(call: dict[str, Any]) -> str:
+def read_tool_calls(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tool calls in an engine's message or delta."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise EngineUnavailable("the engine's answer has tool calls that are no objects")
+    return calls
+
+
+def read_function(call: Mapping[str, Any]) -> tuple[str, str]:
+    """The name and the arguments of a tool call, or the pieces of them in a delta."""
     function = call.get("function")
-    return (read_text(function.get("arguments")) or "") if isinstance(function, dict) else ""
+    if not isinstance(function, dict):
+        return "", ""
+    return read_text(function.get("name")) or "", read_text(function.get("arguments")) or ""

@@ -27,6 +27,10 @@ ESCAPED = (b"\\u003", b"\\u007")
 """How < and | begin where a JSON text escapes them."""
 DEPTH = 12
 """How deep objects and lists of a message are searched; what is deeper counts as a marker."""
+CLAUDE_CODE_FIRST = re.compile(
+    r"(?:x-anthropic-billing-header:.*\n+)?(?:You are (?:Claude Code|a Claude agent), .*\n+)?"
+)
+"""Lines that Claude Code puts before every system prompt, also before that of a side call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +109,20 @@ USER_RULES = (
 
 OPENINGS = tuple(rule.opening for rule in (*SYSTEM_RULES, *USER_RULES))
 
-CLAUDE_CODE_FIRST = re.compile(
-    r"(?:x-anthropic-billing-header:.*\n+)?(?:You are (?:Claude Code|a Claude agent), .*\n+)?"
-)
-"""Lines that Claude Code puts before every system prompt, also before that of a side call."""
-
 
 def side_call_kind(texts: PromptTexts, max_tokens: int, header: str | None, *, by_text: bool = True) -> str | None:
     """The kind of side call, or None for a call of the task. `header` is the value of CALL_HEADER. Without `by_text`,
     the header alone counts."""
     if header is not None:
-        return _kind_from_header(header)
+        if header not in ("task", "side"):
+            raise BadRequest(f'the header {CALL_HEADER} is "task" or "side", not {header!r}')
+        return MARKED if header == "side" else None
     if not by_text:
         return None
     first = CLAUDE_CODE_FIRST.match(texts.system)
     return _kind(SYSTEM_RULES, texts.system[first.end() if first else 0 :], max_tokens) or _kind(
         USER_RULES, texts.user, max_tokens
     )
-
-
-def _kind_from_header(header: str) -> str | None:
-    if header not in ("task", "side"):
-        raise BadRequest(f'the header {CALL_HEADER} is "task" or "side", not {header!r}')
-    return MARKED if header == "side" else None
 
 
 def _kind(rules: tuple[SideCallRule, ...], text: str, max_tokens: int) -> str | None:

@@ -17,8 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.replica import EngineReplica
 from stepwell.errors import Conflict, PoolUnavailable, StepwellError, UnknownTrajectory
-from stepwell.gateway.call_book import CallBook
+from stepwell.gateway.recording.call_book import CallBook, StepMarks
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_book import (
     MAX_MESSAGE,
@@ -26,11 +28,10 @@ from stepwell.gateway.recording.step_book import (
     Lane,
     StepBook,
     can_be_packed,
+    confirm_versions,
     steps_of,
     without_content,
 )
-from stepwell.gateway.recording.step_marks import StepMarks
-from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
@@ -68,7 +69,7 @@ class Outbox:
         on_refused: Callable[[str], None],
         *,
         calls: CallBook | None = None,
-        confirmer: VersionConfirmer | None = None,
+        engines: EngineFleet | None = None,
         spool: Spool | None = None,
         max_held: int = MAX_HELD,
         max_held_bytes: int = MAX_HELD_BYTES,
@@ -77,7 +78,7 @@ class Outbox:
         confirm_timeout: float = SETTLE_TIMEOUT,
     ) -> None:
         """`on_refused` gets the trajectory_uid of a step that the pool has no trajectory for. `calls` hears what
-        becomes of their steps. The confirmer completes steps before they are sent.
+        becomes of their steps. The engines are asked for the versions of steps before they are sent.
 
         The spool gets a copy of all steps that are held. Steps beyond `max_held` and `max_held_bytes` wait in it alone,
         up to its own bound; without a spool they are given up. The steps that an earlier process left are sent first.
@@ -90,7 +91,7 @@ class Outbox:
         self._pool = pool
         self._on_refused = on_refused
         self._calls = calls
-        self._confirmer = confirmer
+        self._engines = engines
         self._spool = spool
         self._gather_seconds = gather_seconds
         self._retry_pause = retry_pause
@@ -124,17 +125,17 @@ class Outbox:
     def waiting_bytes(self) -> int:
         return self._book.nbytes
 
-    def record(self, steps: Sequence[Step]) -> None:
-        """Take over steps, whatever state the pool is in."""
-        self._record(steps, self._book.add(steps))
+    def record(self, steps: Sequence[Step], engine: EngineReplica | None = None) -> None:
+        """Take over steps that this engine has written, whatever state the pool is in."""
+        self._record(steps, self._book.add(steps, engine))
 
-    async def record_durably(self, steps: Sequence[Step]) -> None:
-        """Take over steps, and return when the pool has them.
+    async def record_durably(self, steps: Sequence[Step], engine: EngineReplica | None = None) -> None:
+        """The same, but return when the pool has them.
 
         PoolUnavailable if that takes too long: the steps are kept and sent later. UnknownTrajectory or Conflict if the
         pool refuses one of them.
         """
-        added, loop = self._book.add(steps), asyncio.get_running_loop()
+        added, loop = self._book.add(steps, engine), asyncio.get_running_loop()
         answers = [loop.create_future() for _ in added]
         for held, answer in zip(added, answers, strict=True):
             held.answer = answer
@@ -272,10 +273,10 @@ class Outbox:
         if lane.failed >= MOST_FAILURES:  # the shard is at fault, not these steps
             lane.give_back(message)
             return False
-        steps = steps_of(message)
         try:
-            confirmed = steps if self._confirmer is None else await self._confirmer.confirm(steps)
-            verdicts = await self._pool.submit_steps(confirmed)
+            if self._engines is not None:
+                await confirm_versions(self._engines, message)
+            verdicts = await self._pool.submit_steps(steps_of(message))
         except PoolUnavailable as failure:
             log.warning("%d steps are waiting for the pool: %s", self.waiting, failure)
         except Exception as failure:  # noqa: BLE001 - whatever it is, the steps of all agents must not be lost with it
@@ -399,8 +400,6 @@ class Outbox:
 
     def _notify(self, held: HeldStep, verdict: SubmitVerdict | None) -> None:
         """Wake those who wait for this step, for its trajectory, or for all steps."""
-        if self._confirmer is not None and held.step is not None:
-            self._confirmer.discard(held.step)
         if self._calls is not None and held.step is not None:
             if verdict in TAKEN:
                 self._calls.settled(held.step)

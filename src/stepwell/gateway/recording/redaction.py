@@ -1,4 +1,4 @@
-"""The findings of a redaction function in a text, as tokens to mask, and a step with them masked.
+"""Masks steps before they are stored: a user's function finds, in a process of its own, what must not be stored.
 
 - A text is what stands between two special tokens: usually one message. So a message is judged alone, in every turn
   alike, and the tokens of a turn stay a prefix of those of the next one.
@@ -7,19 +7,36 @@
 - A masked token has the id of the mask, its log-probability is 0, and it is not trained. A step with a masked token is
   untrainable: the response was sampled from a context that is not stored.
 - A masked step has no conversation digest: a gateway must not continue a conversation from tokens that were masked.
+- The function cannot hold up the gateway: it has a time limit, and a process that exceeds it is killed and started
+  again. A thread would not do, because a regular expression holds Python's lock until it is done.
+- A step over which the function fails is not stored.
+
+The process is `python -m stepwell.gateway.recording.redaction`. Its standard input is a socket to the gateway. It gets
+a RedactionJob, answers with the id of the mask or with the reason why there is none, and then answers every list of
+tasks with a list of findings, or with the name of the exception. The text of an exception is never sent: it may have
+what must not be stored.
 """
 
+import asyncio
+import logging
+import socket
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from stepwell.common.async_calls import is_async
+from stepwell.common.child import FramedChild, framed, read_frame_from
+from stepwell.common.imports import load_member
+from stepwell.common.processes import dying_with_this_process
 from stepwell.common.tokenizers import LoadedTokenizer, TokenDecoder
-from stepwell.errors import BadRequest
+from stepwell.errors import BadRequest, NotReady, StepwellError
 from stepwell.steps.step import IntArray, Json, JsonObject, Step
 from stepwell.steps.trainable import REDACTED
 
@@ -35,6 +52,13 @@ MASK_TEXT = "***"
 """The replacement of a span in a text that is stored as text."""
 KEPT_SEGMENTS = 20_000
 """Texts whose spans are remembered: a conversation repeats its first messages in every turn."""
+REDACTION_FAILED = "redaction_failed"
+"""The cause under which steps are counted as lost."""
+REDACT_TIMEOUT = 5.0
+"""Seconds for the steps of one call, with the time that they wait for those of other calls."""
+START_TIMEOUT = 120.0
+RESTART_PAUSE = 1.0
+COMMAND = (sys.executable, "-m", "stepwell.gateway.recording.redaction")
 
 
 class SpansError(Exception):
@@ -226,3 +250,160 @@ def _filled(values: NDArray[D], spans: Spans, value: float) -> NDArray[D]:
     for start, end in spans:
         filled[start:end] = value
     return filled
+
+
+class RedactionJob(NamedTuple):
+    function: str
+    """The address of the function: module:function or path/to/file.py:function."""
+    tokenizer_path: str
+
+
+def packed(message: object) -> bytes:
+    raw: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
+    return raw
+
+
+def unpacked(raw: bytes) -> Any:
+    """Lists and named tuples come as tuples."""
+    return msgpack.unpackb(raw, use_list=False, unicode_errors="surrogatepass")
+
+
+def load_redaction(name: str) -> FindSpans:
+    """BadRequest says why there is no such function."""
+    name, function = load_member(name)
+    if not callable(function) or is_async(function):
+        raise BadRequest(f"{name} is no plain function; it takes a text and returns the spans (start, end) to mask")
+    return function
+
+
+def main() -> None:
+    with socket.socket(fileno=0) as channel, channel.makefile("rb") as stream:
+        job = RedactionJob(*unpacked(read_frame_from(stream) or b""))
+        try:
+            tokenizer = LoadedTokenizer.load(job.tokenizer_path)
+            finder, mask = SpanFinder(load_redaction(job.function), tokenizer), mask_id(tokenizer)
+        except StepwellError as why:
+            channel.sendall(framed(packed(str(why))))
+            return
+        channel.sendall(framed(packed(mask)))
+        while (tasks := read_frame_from(stream)) is not None:
+            channel.sendall(framed(packed(_answer(finder, unpacked(tasks)))))
+
+
+def _answer(finder: SpanFinder, tasks: Any) -> object:
+    try:
+        return [finder.find(RedactionTask(*task)) for task in tasks]
+    except Exception as failure:  # noqa: BLE001 - it is the user's function
+        return type(failure).__name__
+
+
+log = logging.getLogger("stepwell.gateway")
+
+
+class RedactionFailed(Exception):
+    """The steps must not be stored; the text says why, and has nothing of theirs."""
+
+
+class Redactor:
+    """`run` keeps the process running; it belongs to one event loop."""
+
+    def __init__(
+        self,
+        function: str,
+        tokenizer_path: str,
+        *,
+        timeout: float = REDACT_TIMEOUT,
+        restart_pause: float = RESTART_PAUSE,
+    ) -> None:
+        self._job = RedactionJob(function, tokenizer_path)
+        self._timeout = timeout
+        self._restart_pause = restart_pause
+        self._why: str | None = f"{function} is still loading"
+        self._child: RedactionProcess | None = None
+        self._ready = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """The process does one thing at a time."""
+
+    def why_not_ready(self) -> str | None:
+        return self._why
+
+    async def redact(self, steps: Sequence[Step]) -> list[Step]:
+        """The steps as they may be stored. RedactionFailed if the function fails or is not done in time."""
+        tasks, loading = [task_of(step) for step in steps], self._why
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._ready.wait()
+                async with self._turn:
+                    mask, answer = await self._ask(tasks)
+        except TimeoutError:
+            raise RedactionFailed(loading or f"{self._job.function} took more than {self._timeout:g} s") from None
+        if isinstance(answer, str):
+            raise RedactionFailed(f"{self._job.function} failed with {answer}")
+        found = [RedactionFound(*each) for each in answer]
+        return [mask_step(step, masked, mask) for step, masked in zip(steps, found, strict=True)]
+
+    async def run(self) -> None:
+        """Keep the process running, until cancelled."""
+        while True:
+            child = None
+            try:
+                # What the function prints is not kept: it may have what must not be stored.
+                child = RedactionProcess(await FramedChild.start(dying_with_this_process(COMMAND)))
+                await child.greet(self._job)
+                self._child, self._why = child, None
+                self._ready.set()
+                await child.wait()
+                log.warning("the process of %s ended; it is started again", self._job.function)
+                self._stop_using()
+            except (OSError, EOFError, TimeoutError, NotReady) as failure:
+                self._why = str(failure) or f"{self._job.function} was not loaded"
+                log.error("no step is stored, because the redaction function does not run: %s", self._why)
+            finally:
+                self._ready.clear()
+                if child is not None:
+                    await child.close()
+            await asyncio.sleep(self._restart_pause)
+
+    async def _ask(self, tasks: object) -> tuple[int, Any]:
+        """A process whose answer nobody read is of no use any more."""
+        if (child := self._child) is None:
+            raise RedactionFailed(f"{self._job.function} is not running")
+        try:
+            return child.mask, await child.ask(tasks)
+        except (OSError, EOFError):
+            raise RedactionFailed(f"{self._job.function} ended its process") from None
+        finally:
+            if not child.is_idle:
+                self._stop_using()
+                child.kill()
+
+    def _stop_using(self) -> None:
+        self._ready.clear()
+        self._child, self._why = None, f"{self._job.function} is started again"
+
+
+class RedactionProcess:
+    def __init__(self, child: FramedChild) -> None:
+        self.mask = 0
+        self.is_idle = True
+        self.kill, self.wait, self.close = child.kill, child.wait, child.close
+        self._child = child
+
+    async def greet(self, job: RedactionJob) -> None:
+        """NotReady says why the function cannot be loaded."""
+        async with asyncio.timeout(START_TIMEOUT):
+            told = await self.ask(job)
+        if isinstance(told, str):
+            raise NotReady(told)
+        self.mask = told
+
+    async def ask(self, message: object) -> Any:
+        self.is_idle = False
+        await self._child.send(packed(message))
+        answer = unpacked(await self._child.receive())
+        self.is_idle = True
+        return answer
+
+
+if __name__ == "__main__":
+    main()

@@ -137,7 +137,9 @@ class Spool:
             fresh = self._sort(changes, is_last=not is_open)
             if self._spent and self._file.delete(self._spent):
                 self._spent.clear()
-            self._insert(fresh)
+            for start in range(0, len(fresh), MAX_ROW):
+                self._insert_row(fresh[start : start + MAX_ROW])
+            self.pending = len(self._unwritten)
             self._release_steps([held for change in changes if change.what is Change.RELEASE for held in change.steps])
             for request in requests:
                 if callable(request):
@@ -207,11 +209,6 @@ class Spool:
             if missing := [held for held in wanted if held.step is None]:
                 self.on_given_up(missing)
         return recalled
-
-    def _insert(self, fresh: Sequence[HeldStep]) -> None:
-        for start in range(0, len(fresh), MAX_ROW):
-            self._insert_row(fresh[start : start + MAX_ROW])
-        self.pending = len(self._unwritten)
 
     def _insert_row(self, steps: Sequence[HeldStep]) -> None:
         """A step that cannot be packed keeps no other from the disk."""

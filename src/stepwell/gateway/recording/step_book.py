@@ -4,6 +4,7 @@
 - The bounds of memory hold for all lanes together. They are kept by `trim`, which takes the oldest steps that are not
   in flight out of their lanes.
 - Postponed steps (the pool has no room for them, or refused them with an error) do not delay the others.
+- A step of an engine that does not tell which weights wrote each token gets its version while it is held.
 """
 
 import asyncio
@@ -11,9 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from stepwell.engines.fleet import EngineFleet
+from stepwell.engines.replica import EngineReplica
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.steps.columns import pack
-from stepwell.steps.step import Step
+from stepwell.steps.step import JsonObject, Step, VersionSpan
 from stepwell.wire.openai import NO_IDS
 
 MAX_MESSAGE = 256
@@ -22,6 +25,9 @@ MAX_MESSAGE_BYTES = 32 * 2**20
 """Bytes in one message, unless a single step has more."""
 STEP_OVERHEAD = 1024
 """About the bytes of a step without its arrays."""
+BRACKET = "version_bracket"
+"""The key, in a step's extras, of the versions before and after a call during which the weights changed."""
+UNKNOWN_WEIGHTS = "version_unknown: a weight sync found that the engine has other weights than the trainer"
 
 
 def step_bytes(step: Step) -> int:
@@ -49,10 +55,18 @@ class HeldStep:
     """The number of times that its shard failed over the step while it took other messages."""
     taken_before: int = 0
     """The number of messages that the shard had taken at the last of these."""
+    engine: EngineReplica | None = None
+    """The engine that wrote it, until it is asked for its version; None if it need not be."""
     row: int = 0
     """The row of the spool's file that has it; 0 if none has. Only the spool's thread uses it."""
     is_late: bool = False
     """The disk did not take it at once, which is counted. Only the spool's thread uses it."""
+
+
+def engine_to_ask(step: Step, engine: EngineReplica | None) -> EngineReplica | None:
+    """The engine, if its version after the call tells more than the step does."""
+    tells_more = engine is not None and engine.facts.weight_versions and not step.version_spans
+    return engine if tells_more else None
 
 
 def steps_of(held: Iterable[HeldStep]) -> list[Step]:
@@ -125,11 +139,13 @@ class StepBook:
         """The number of steps of that trajectory; None means all."""
         return self.steps + self.on_disk if trajectory_uid is None else self._by_trajectory.get(trajectory_uid, 0)
 
-    def add(self, steps: Sequence[Step]) -> list[HeldStep]:
+    def add(self, steps: Sequence[Step], engine: EngineReplica | None = None) -> list[HeldStep]:
+        """`engine` has written them."""
         added = []
         for step in steps:
             self._arrived += 1
             held = HeldStep(step.uid, step.trajectory_uid, step, step_bytes(step), self._arrived)
+            held.engine = engine_to_ask(step, engine)
             self.nbytes += held.nbytes
             self._by_trajectory[held.trajectory_uid] = self._by_trajectory.get(held.trajectory_uid, 0) + 1
             added.append(held)
@@ -246,3 +262,35 @@ def without_content(step: Step, why: str) -> Step:
         temperature=None,
         quarantine=why,
     )
+
+
+async def confirm_versions(engines: EngineFleet, message: Sequence[HeldStep]) -> None:
+    """Complete steps with their versions before they are sent: their engine was asked before the call, and is asked
+    now. Each engine is asked once for all steps; nobody is asked about a step again.
+
+    - If both answers agree, the version is certain.
+    - If they differ, the weights changed during the call: the step keeps the older version, which counts for its
+      staleness, and its extras have both.
+    - If the engine does not answer, the step keeps the version before the call, without a span: no token is older.
+    - If the engine has weights that nobody knows, the step is quarantined.
+    """
+    asked = tuple({held.engine for held in message if held.engine is not None})
+    versions = await asyncio.gather(*map(engines.version_after, asked))
+    version_of = {
+        engine: UNKNOWN_WEIGHTS if engine.has_unknown_weights else version
+        for engine, version in zip(asked, versions, strict=True)
+    }
+    for held in message:
+        if held.engine is not None and held.step is not None:
+            held.step, held.engine = _confirmed(held.step, version_of[held.engine]), None
+
+
+def _confirmed(step: Step, after: int | str | None) -> Step:
+    if after is None:
+        return step
+    if isinstance(after, str):
+        return replace(step, quarantine=step.quarantine or after)
+    if after == step.policy_version:
+        return replace(step, version_spans=(VersionSpan(after, 0, len(step.response_ids)),))
+    extras: JsonObject = {**step.extras, BRACKET: [step.policy_version, after]}
+    return replace(step, policy_version=min(step.policy_version, after), extras=extras)

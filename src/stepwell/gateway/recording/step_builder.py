@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import DEFAULT_MODEL
+from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineReplica, EngineReply
 from stepwell.errors import BadRequest, NotReady
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.recording.redactor import REDACTION_FAILED, RedactionFailed, Redactor
-from stepwell.gateway.recording.version_confirmer import VersionConfirmer
+from stepwell.gateway.recording.redaction import REDACTION_FAILED, RedactionFailed, Redactor
+from stepwell.gateway.recording.step_book import HeldStep, confirm_versions, engine_to_ask, steps_of
 from stepwell.steps.step import CUT_SHORT, Exactness, IntArray, JsonObject, Step, VersionSpan, ids_array
 from stepwell.steps.trainable import UNKNOWN_MODE, step_fault, untrainable_reason, usage_fault, with_mode
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
@@ -27,6 +28,7 @@ log = logging.getLogger("stepwell.gateway")
 VERSION, UNKNOWN = "version", "unknown"
 """The mark in a step's extras that the engine cannot tell its version, so policy_version is the pool's at the time of
 the call."""
+NOTHING: JsonObject = MappingProxyType({})
 
 
 class PromptOrigin(NamedTuple):
@@ -38,7 +40,6 @@ class PromptOrigin(NamedTuple):
 
 
 NO_ORIGIN = PromptOrigin()
-NOTHING: JsonObject = MappingProxyType({})
 
 
 class PendingStep(NamedTuple):
@@ -60,7 +61,7 @@ class PendingStep(NamedTuple):
 @dataclass(slots=True, kw_only=True)
 class StepBuilder:
     outbox: Outbox
-    confirmer: VersionConfirmer
+    engines: EngineFleet
     tokenizer: BackgroundTokenizer
     metrics: GatewayMetrics
     prompt_length: int
@@ -116,21 +117,17 @@ class StepBuilder:
 
     async def record(self, steps: Sequence[Step], engine: EngineReplica) -> None:
         """Steps that are redacted already."""
-        self.confirmer.note(steps, engine)
         self.metrics.steps_recorded(steps)
         if self.is_durable:
-            await self.outbox.record_durably(steps)
+            await self.outbox.record_durably(steps, engine)
         else:
-            self.outbox.record(steps)
+            self.outbox.record(steps, engine)
 
     async def confirm(self, steps: Sequence[Step], engine: EngineReplica) -> list[Step]:
         """The steps of a call that is not recorded, with their versions."""
-        try:
-            self.confirmer.note(steps, engine)
-            return await self.confirmer.confirm(steps)
-        finally:
-            for step in steps:
-                self.confirmer.discard(step)
+        held = [HeldStep(step.uid, "", step, engine=engine_to_ask(step, engine)) for step in steps]
+        await confirm_versions(self.engines, held)
+        return steps_of(held)
 
     async def record_cut_short(
         self,
@@ -154,9 +151,8 @@ class StepBuilder:
             told = self.told_by_engine(pending, call, reply)
             built = build_steps(pending, cut, NO_USAGE, told=told, prompt_length=self.prompt_length, origin=origin)
             steps = await self.redact(built)
-            self.confirmer.note(steps, reply.engine)
             self.metrics.steps_recorded(steps)
-            self.outbox.record(steps)
+            self.outbox.record(steps, reply.engine)
 
     def told_by_engine(self, pending: PendingStep, call: ModelCall, reply: EngineReply) -> dict[str, Any]:
         """The fields of a step that the engine decides. The pool's version counts for an engine that cannot tell its
@@ -172,10 +168,7 @@ class StepBuilder:
             trained_model = call.policy.adapter
         is_version_unknown = reply.version_before is None and not facts.reports_version
         untrainable = pending.untrainable or untrainable_reason(
-            call.request,
-            model=model,
-            trained_model=trained_model,
-            logprobs_mode=facts.logprobs_mode or UNKNOWN_MODE,
+            call.request, model=model, trained_model=trained_model, logprobs_mode=facts.logprobs_mode or UNKNOWN_MODE
         )
         return {
             "policy_version": pending.policy_version if is_version_unknown else reply.version_before or 0,
@@ -265,10 +258,7 @@ def _answer_fault(step: Step, prompt_length: int) -> str | None:
 
 
 def _retokenize(
-    tokenizer: BackgroundTokenizer,
-    request: Mapping[str, Any],
-    choices: Sequence[Sampled],
-    texts: Sequence[str | None],
+    tokenizer: BackgroundTokenizer, request: Mapping[str, Any], choices: Sequence[Sampled], texts: Sequence[str | None]
 ) -> list[Sampled]:
     """The choices with ids made from their texts. A choice whose ids cannot be made has none; its step is refused."""
     try:

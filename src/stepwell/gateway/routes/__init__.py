@@ -1,1 +1,1 @@
-"""The ASGI front, keys, and the routes that are not dialects."""
+"""The routes that are not dialects, served by FastAPI."""

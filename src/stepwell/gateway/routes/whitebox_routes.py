@@ -2,47 +2,110 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from stepwell.access.caller import Caller, caller_of
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import Generated
-from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import RefusedReply
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
-from stepwell.gateway.dialects.request_sampling import make_explicit
-from stepwell.gateway.http.error_responses import relay
-from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.recording.generations import Generations, Told
-from stepwell.gateway.recording.step_builder import PendingStep, build_steps
-from stepwell.gateway.unrecorded_calls import UNRECORDED_HEADER, Unrecorded
+from stepwell.gateway.calls import UNRECORDED_HEADER, Unrecorded
+from stepwell.gateway.dialects.request_rules import make_explicit
+from stepwell.gateway.error_responses import relay
+from stepwell.gateway.recording.step_builder import PendingStep, StepBuilder, build_steps
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest, RewardScorer
 from stepwell.pool.client import PoolClient
-from stepwell.steps.step import Exactness, Step, ids_array
+from stepwell.steps.step import Exactness, JsonObject, Step, VersionSpan, ids_array
 from stepwell.steps.trainable import LeftOutLog, step_fault, with_distribution, with_mode
 from stepwell.wire import gateway_api
 
+MOST_GENERATIONS = 20_000
+"""Generations that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    policy_version: int
+    version_spans: tuple[VersionSpan, ...]
+    sampling: JsonObject
+    temperature: float | None
+    model: str
+    finish_reason: str | None
+
+    def common(self, other: "Told") -> "Told":
+        """The values that both tell."""
+        common = self
+        if (self.policy_version, self.version_spans) != (other.policy_version, other.version_spans):
+            common = replace(common, policy_version=0, version_spans=())
+        if self.sampling != other.sampling:
+            common = replace(common, sampling={}, temperature=None)
+        if self.model != other.model:
+            common = replace(common, model="")
+        return common if self.finish_reason == other.finish_reason else replace(common, finish_reason=None)
+
+
+class Generations:
+    """The generations that white-box agents asked this gateway for.
+
+    - An agent may submit no more than tokens, with their log-probabilities or without. A step that has exactly those of
+      a generation gets what the agent leaves out: temperature and sampling parameters, versions, model.
+    - If the same tokens were generated in two ways, what differs is not known.
+    - Only this process knows what it has answered: another gateway, or another worker of this one, does not.
+    """
+
+    def __init__(self, most: int = MOST_GENERATIONS) -> None:
+        self._most = 2 * most
+        self._told: OrderedDict[bytes, Told] = OrderedDict()
+        """Each generation under two names: with its log-probabilities and without."""
+
+    def add(self, step: Step, told: Told) -> None:
+        """`step` has the tokens and the log-probabilities."""
+        for name in (_tokens_digest(step), _tokens_digest(replace(step, response_logprobs=None))):
+            self._told[name] = told.common(self._told.pop(name, told))
+        while len(self._told) > self._most:
+            self._told.popitem(last=False)
+
+    def complete(self, step: Step) -> Step:
+        """Completes the step; what it says itself stays. Versions are told by both of its fields, or by none;
+        temperature and sampling parameters likewise."""
+        told = self._told.get(_tokens_digest(step))
+        if told is None:
+            return step
+        says_versions, says_sampling = bool(step.version_spans), step.temperature is not None or bool(step.sampling)
+        return replace(
+            step,
+            version_spans=step.version_spans if says_versions else told.version_spans,
+            policy_version=step.policy_version if says_versions else told.policy_version or step.policy_version,
+            sampling=step.sampling or (told.sampling if step.temperature in (None, told.temperature) else {}),
+            temperature=step.temperature if says_sampling else told.temperature,
+            model=step.model or told.model,
+            finish_reason=step.finish_reason or told.finish_reason,
+        )
+
+
+def _tokens_digest(step: Step) -> bytes:
+    digest = blake2b(digest_size=16)
+    for array in (step.prompt_ids, step.response_ids):
+        digest.update(len(array).to_bytes(8))
+        digest.update(np.ascontiguousarray(array, np.int32).tobytes())
+    if step.response_logprobs is not None:
+        digest.update(np.ascontiguousarray(step.response_logprobs, np.float32).tobytes())
+    return digest.digest()
+
 
 def whitebox_router(
-    pool: PoolClient,
-    engines: EngineFleet,
-    tokenizer: BackgroundTokenizer,
-    rewards: RewardScorer | None,
-    metrics: GatewayMetrics,
-    left_out: LeftOutLog,
-    redact: Callable[[Sequence[Step]], Awaitable[Sequence[Step]]],
-    *,
-    prompt_length: int,
-    response_length: int,
-    trained_model: str,
+    pool: PoolClient, steps: StepBuilder, rewards: RewardScorer | None, left_out: LeftOutLog, response_length: int
 ) -> APIRouter:
-    """`redact` gives the steps as they may be stored."""
     router, generations = APIRouter(), Generations()
+    engines, metrics, prompt_length = steps.engines, steps.metrics, steps.prompt_length
 
     @router.post("/generate", response_model=gateway_api.GenerationDone)
     async def generate(wanted: gateway_api.Generate, response: Response) -> gateway_api.GenerationDone | Response:
@@ -66,14 +129,15 @@ def whitebox_router(
         group_size: Annotated[gateway_api.GroupSize | None, Query()] = None,
     ) -> gateway_api.StepsSubmitted:
         """Hand in steps of the agent's own making; one with is_last completes its trajectory."""
-        steps = [generations.complete(step.to_step()) for step in wanted.steps]
-        faults = [f"steps.{i}: {fault}" for i, step in enumerate(steps) if (fault := step_fault(step))]
+        given = [generations.complete(step.to_step()) for step in wanted.steps]
+        faults = [f"steps.{i}: {fault}" for i, step in enumerate(given) if (fault := step_fault(step))]
         if faults:
             raise BadRequest("; ".join(faults))
-        await _check_channels(caller_of(request.scope), channel, steps, pool)
-        steps = [with_distribution(step, trained_model or engines.model) for step in await redact(steps)]
-        left_out.note(channel, [step.untrainable for step in steps])
-        verdicts = await pool.submit_steps(steps, channel=channel, group_size=group_size)
+        await _check_channels(caller_of(request.scope), channel, given, pool)
+        trained_model = steps.trained_model or engines.model
+        submitted = [with_distribution(step, trained_model) for step in await steps.redact_submitted(given)]
+        left_out.note(channel, [step.untrainable for step in submitted])
+        verdicts = await pool.submit_steps(submitted, channel=channel, group_size=group_size)
         refused = {str(v): verdicts.count(v) for v in set(verdicts) if v is not SubmitVerdict.ACCEPTED}
         return gateway_api.StepsSubmitted(accepted=verdicts.count(SubmitVerdict.ACCEPTED), refused=refused)
 
@@ -82,7 +146,7 @@ def whitebox_router(
         """Ask the reward worker."""
         if rewards is None:
             raise NotReady("no reward worker; start the gateway with --reward-worker-name")
-        return await _computed_reward(wanted, rewards, tokenizer)
+        return await _computed_reward(wanted, rewards, steps.tokenizer)
 
     return router
 

@@ -14,8 +14,8 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
 from rig.vocabulary import END_OF_TURN, encode
+from stepwell.gateway.asgi import access_table
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import access_table
 from stepwell.steps.step import Exactness
 from tests.integration.gateway.model_in_url.content_dialect import ContentDialect
 

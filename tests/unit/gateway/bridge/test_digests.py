@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.gateway.bridge.digests import conversation_digest_of, digest_request, read_conversation_digest, thought_of
-from stepwell.gateway.dialects.chat import repair_messages
+from stepwell.gateway.dialects.openai import repair_messages
 from tests.unit.gateway.dialects.asking import JSON
 
 USER = {"role": "user", "content": "hello"}

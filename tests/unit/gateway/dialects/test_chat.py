@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.gateway.dialects.chat import repair_messages
+from stepwell.gateway.dialects.openai import repair_messages
 from stepwell.gateway.dialects.openai_choices import copy_reasoning
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from rig.local_pool import LocalPool
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
-from stepwell.gateway.http.sighting import Sighting
-from stepwell.gateway.recording.step_marks import StepMarks
+from stepwell.gateway.recording.call_book import StepMarks
+from stepwell.gateway.response_writer import Sighting
 from stepwell.pool.api.producing import READ, TrajectoryRef
 from stepwell.steps.trainable import UNSEEN
 

@@ -8,9 +8,9 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import GatewayApp
+from stepwell.gateway.asgi import access_table
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import access_table
-from stepwell.gateway.routes.openapi import openapi_document
+from stepwell.gateway.routes.operator_routes import openapi_document
 
 METHODS = {"get", "post", "put", "delete", "patch"}
 

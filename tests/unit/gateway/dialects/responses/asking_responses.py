@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from stepwell.access.access_keys import AccessKeys
+from stepwell.gateway.dialects.chat_form import StepSeal
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
-from stepwell.gateway.dialects.responses.responses_dialect import ResponsesDialect
-from stepwell.gateway.dialects.step_seal import StepSeal
+from stepwell.gateway.dialects.responses_dialect import ResponsesDialect
 
 SEAL = StepSeal(AccessKeys(["control-key-of-the-tests"]))
 AROUND = DialectContext(response_length=64, seal=SEAL)

@@ -1,1 +1,0 @@
-"""OpenAI's Responses API: requests are translated to chat messages, answers to output items and events."""

@@ -1,1 +1,0 @@
-"""Requests and responses, below the calls."""
