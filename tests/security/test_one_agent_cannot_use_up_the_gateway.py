@@ -23,7 +23,7 @@ from stepwell.common import bounded_http
 from stepwell.common.bounded_http import MOST_HEADER_BYTES, MOST_HEADERS, BoundedHttp
 from stepwell.common.user_input import MOST_CONTAINERS, check_containers
 from stepwell.errors import BadRequest, Overloaded, TooLarge
-from stepwell.gateway import agent_calls
+from stepwell.gateway import agent_calls, response_writer
 from stepwell.gateway.requests import CallQuota, CallQuotas
 
 
