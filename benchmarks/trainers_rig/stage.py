@@ -19,7 +19,7 @@ from benchmarks.trainers_rig.recorded import RecordedRollout, Recording, learnab
 from benchmarks.trainers_rig.timed_run import Length
 from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.model import write_model
-from stepwell.demo.pool import NAMESPACE, demo_ray, pool_with
+from stepwell.demo.run import NAMESPACE, demo_ray, pool_with
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.client import DataPool, PoolClient
 from tests.rig.fake_engine import FakeEngine, Faults

@@ -8,8 +8,7 @@ import pytest
 
 from stepwell.commands.processes import missing_lines
 from stepwell.doctor.examination import examine
-from stepwell.doctor.findings import Grade
-from stepwell.doctor.report_text import plain
+from stepwell.doctor.findings import Grade, plain
 from stepwell.engines.vllm_command import base_flags
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from tests.e2e.test_bridge import TURNS, roll_out, rows_of

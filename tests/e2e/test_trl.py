@@ -18,9 +18,8 @@ import torch
 from playwright.sync_api import Page, expect
 from transformers import AutoModelForCausalLM
 
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
+from stepwell.demo.agent_process import VALIDATION, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
-from stepwell.demo.episodes import VALIDATION
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import HELD_OUT, TASKS, shown, split
 from stepwell.pool.api.plan import Limits, PoolPlan

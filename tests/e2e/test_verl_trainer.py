@@ -16,9 +16,8 @@ import pytest
 import torch
 from ray.util import list_named_actors
 
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
+from stepwell.demo.agent_process import GROUP, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
-from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.pool.api.plan import Limits, PoolPlan

@@ -14,8 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from stepwell.demo.agent_process import AgentProcess
-from stepwell.demo.pool import NAMESPACE
-from stepwell.demo.run import POOL, Demo
+from stepwell.demo.run import NAMESPACE, POOL, Demo
 from stepwell.demo.screen import DemoScreen
 from stepwell.trainers.trainer import AsyncTrainer
 from tests.rig.vllm_server import vllm_python

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stepwell.common.processes import dying_with_this_process, end_group, exit_text, free_port, last_lines
-from stepwell.demo.vocabulary import CONTEXT
+from stepwell.demo.model import CONTEXT
 from stepwell.engines.vllm_command import ADDITIONS, base_flags
 from stepwell.errors import BadRequest, EngineUnavailable
 

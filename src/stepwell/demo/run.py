@@ -1,4 +1,4 @@
-"""`stepwell demo`: the whole loop on one machine.
+"""`stepwell demo`: the whole loop on one machine, with a Ray cluster on loopback, which ends with the demo.
 
 vLLM takes the longest to start, so it starts first, with the untrained model; it gets the warm-up's weights by the
 first sync.
@@ -10,22 +10,24 @@ first sync.
 
 import json
 import math
+import secrets
+import shutil
+import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
-from stepwell.demo.chart import write_picture
+from stepwell.demo.agent_process import GROUP, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import START_TIMEOUT, StartingEngine, find_vllm, start_engine
-from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
-from stepwell.demo.pool import NAMESPACE, demo_limits, demo_ray, pool_with
-from stepwell.demo.screen import DemoScreen
+from stepwell.demo.screen import DemoScreen, write_picture
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.client.ray_cluster import local_ray, make_ray_folder
 from stepwell.trainers.reporting import Report, ToJsonl, UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
@@ -37,11 +39,74 @@ if TYPE_CHECKING:
 
     from stepwell.pool.client import DataPool
 
+
+NAMESPACE = "stepwell-demo"
+STORE = 128 * 2**20
+"""Bytes of Ray's object store: more than the demo uses."""
 METRICS, OUTCOME = "metrics.jsonl", "outcome.json"
 POOL = "data_pool"
 RATE = 7e-4
 AHEAD = 1
 """Batches by which the agents may be ahead of the trainer."""
+
+
+class Terminated(BaseException):
+    """A SIGTERM came."""
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """A SIGTERM ends the block by Terminated. Further ones do not disturb the cleanup. For the main thread."""
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """The handler of SIGTERM is the same after the block: a start of Ray sets one of its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise Terminated
+
+
+@contextmanager
+def demo_ray() -> Iterator[str]:
+    """Yields its address."""
+    folder = make_ray_folder()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        with keeping_sigterm():
+            joining = stack.enter_context(local_ray(NAMESPACE, token=token, store=STORE, folder=folder))
+        yield joining["RAY_ADDRESS"]
+
+
+def demo_limits(*, batch: int, ahead: int) -> Limits:
+    """For batches of `batch` rollouts, with agents that may be `ahead` batches ahead of the trainer.
+
+    No step is dropped for its age: the trainer corrects for it.
+    """
+    return Limits(batch_size=batch, max_staleness=ahead, on_stale="keep")
+
+
+def pool_with(name: str, limits: Limits) -> "DataPool":
+    from stepwell.pool.client import DataPool, PoolClient
+    from stepwell.pool.shard.actor import start_pool
+
+    start_pool(PoolPlan(name=name, limits=limits), NAMESPACE)
+    return DataPool(PoolClient(name, NAMESPACE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +164,7 @@ class DemoRun:
 
     engine_logs: tuple[str, ...] = ("vllm.log",)
     """A log for each engine."""
-    agents_log, agents_module = "agents.log", "stepwell.demo.episodes"
+    agents_log, agents_module = "agents.log", "stepwell.demo.agent_process"
 
     def __init__(
         self,

@@ -44,9 +44,16 @@ from stepwell.trainers.feed import Feed
 from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import FeedSettings, OldLogprobs, choose_old_logprobs
-from stepwell.trainers.trl_progress import DeliveredGroup, TrlProgress
-from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber, row_samples
-from stepwell.trainers.weight_stream import Weights
+from stepwell.trainers.transfers import Weights
+from stepwell.trainers.trl_groups import (
+    DeliveredGroup,
+    GroupStaleness,
+    PolicyVersions,
+    RolloutSample,
+    SampleNumber,
+    TrlProgress,
+    row_samples,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from stepwell.doctor.case_runner import HELLO, CaseRunner
 from stepwell.doctor.cases import CASES, bridge, reasoning
-from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import CaseColumn, Grade
-from stepwell.doctor.local_gateway import open_local_gateway
-from stepwell.doctor.replies import MESSAGES, RESPONSES
+from stepwell.doctor.local_gateway import HELLO, CaseRunner, open_local_gateway
+from stepwell.doctor.replies import MESSAGES, RESPONSES, DecodedText
 from tests.rig.chatml import render_chat
 from tests.rig.fake_engine import FakeEngine, Faults
 from tests.rig.fake_engine.sampling import Reply

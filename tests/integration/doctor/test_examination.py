@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from stepwell.doctor.examination import examine
-from stepwell.doctor.findings import CaseColumn, Grade
-from stepwell.doctor.report_text import plain
+from stepwell.doctor.findings import CaseColumn, Grade, plain
 from tests.integration.doctor.test_faults import examined, found
 from tests.rig.fake_engine import FakeEngine
 from tests.rig.gateways import free_port

@@ -17,7 +17,7 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from stepwell.trainers.checkpoint import read_checkpoint
+from stepwell.trainers.trainer import read_checkpoint
 from tests.builders import make_step
 from tests.integration.trainers.dying_trainer import GROUPS_PER_UPDATE
 from tests.rig.ray_cluster import RayCluster

@@ -15,9 +15,9 @@ from datasets import Dataset
 from trl.experimental.async_grpo import AsyncGRPOTrainer  # type: ignore[import-not-found]
 
 from stepwell.pool.client import DataPool, connect
+from stepwell.trainers.transfers import Weights, stream_weights
 from stepwell.trainers.trl import StepwellRolloutWorker, StepwellWeightTransfer
 from stepwell.trainers.trl_callback import StepwellCallback, last_checkpoint
-from stepwell.trainers.weight_stream import Weights, stream_weights
 from tests.rig.trainers.lives import Lives
 from tests.rig.trainers.trl_on_cpu import prepare, settings
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from trl.experimental.async_grpo import AsyncGRPOTrainer  # type: ignore[import-not-found]
 
 from stepwell.pool.client import DataPool, connect
+from stepwell.trainers.transfers import Weights, stream_weights
 from stepwell.trainers.trl import StepwellRolloutWorker, StepwellWeightTransfer
 from stepwell.trainers.trl_callback import StepwellCallback, last_checkpoint
-from stepwell.trainers.weight_stream import Weights, stream_weights
 from tests.rig.trainers.trl_on_cpu import prepare, settings
 
 ASKED: dict[str, Any] = json.loads(sys.argv[1])

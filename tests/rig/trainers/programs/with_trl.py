@@ -9,7 +9,7 @@ from trl.experimental.async_grpo import async_grpo_trainer  # type: ignore[impor
 from trl.experimental.async_grpo import async_rollout_worker as theirs
 
 from stepwell.trainers.trl import StepwellRolloutWorker, StepwellWeightTransfer
-from stepwell.trainers.trl_samples import RolloutSample
+from stepwell.trainers.trl_groups import RolloutSample
 from tests.rig.trainers.process import EXAMPLES
 from tests.rig.trainers.trl_on_cpu import prepare
 

@@ -17,7 +17,7 @@ from stepwell.engines.vllm_control import VllmControl
 from stepwell.errors import BadRequest, PoolUnavailable, SyncFailed
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
-from stepwell.trainers.guard.version_store import VersionStore
+from stepwell.trainers.guard.policy_record import VersionStore
 from tests.rig.waiting import wait_until
 from tests.unit.trainers.guard.service import Constant, LoadedEngine, Service
 from tests.unit.trainers.scripted_engine import serve

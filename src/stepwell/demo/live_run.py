@@ -5,41 +5,46 @@ what users say to both versions, and promotes the new one or rolls it back. Half
 
 - There are no groups, and no session is declared ended: the pool ends those that are idle.
 - Rewards come only from what users say next (`next_state`) and from thumbs.
+- The spoiled weights are the trainer's own, trained towards wrong answers for some steps: fluent, and no fault shows in
+  a checksum or a log-probability. Only the users can tell.
 """
 
 import asyncio
+import copy
+import random
 import shutil
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepwell.demo.engine import START_TIMEOUT
-from stepwell.demo.live.live_outcome import LiveOutcome, LiveRecord
-from stepwell.demo.live.poison import PoisonedSync, spoiled
-from stepwell.demo.live.turns import TurnReader, recent_acceptance
-from stepwell.demo.live.users import of_like_length, shown
-from stepwell.demo.model import warm_up
-from stepwell.demo.pool import NAMESPACE
-from stepwell.demo.run import METRICS, OUTCOME, POOL, DemoParts, DemoRun
+from stepwell.demo.live_outcome import LiveOutcome, LiveRecord, TurnReader, recent_acceptance
+from stepwell.demo.live_service import SimulatedUser, conversation, of_like_length, shown
+from stepwell.demo.model import ScriptTurn, warm_up
+from stepwell.demo.run import METRICS, NAMESPACE, OUTCOME, POOL, DemoParts, DemoRun
 from stepwell.demo.screen import LiveStatus
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
 from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.reporting import ToJsonl
 from stepwell.trainers.settings import Settings
-from stepwell.trainers.trainer import AsyncTrainer
+from stepwell.trainers.trainer import AsyncTrainer, Sync, Synced
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync
 
 if TYPE_CHECKING:
+    import torch
     from transformers import Qwen2ForCausalLM
 
     from stepwell.pool.client import DataPool
 
+WRONG_STEPS, WRONG_EXAMPLES = 50, 24
 TURNS, VERSIONS, PICTURE = "turns.jsonl", "versions", "acceptance.png"
 WARMUP_STEPS, WARMUP_EXAMPLES = 300, 64
 UPDATES = 44
@@ -65,11 +70,61 @@ GUARD = GuardSettings(
 """A service with few users wants quick decisions: only a clear loss is a reason for a rollback."""
 
 
+class PoisonedSync:
+    """A Sync that spoils the weights of one canary, the first after version `after`.
+
+    The guard skips versions that come while it tests another one, so every version is spoiled until one of them has
+    become a canary.
+    """
+
+    def __init__(
+        self,
+        sync: Sync,
+        decisions: Callable[[], Sequence[PolicyDecision]],
+        *,
+        after: int,
+        spoil: "Callable[[torch.nn.Module], torch.nn.Module]",
+    ) -> None:
+        self._sync = sync
+        self._decisions = decisions
+        self._after = after
+        self._spoil = spoil
+        self._spoiled_versions: set[int] = set()
+        self._spoiled_model: torch.nn.Module | None = None
+
+    def sync(self, weights: "torch.nn.Module", version: int) -> Synced:
+        if version <= self._after or self.poisoned is not None:
+            return self._sync.sync(weights, version)
+        if self._spoiled_model is None:
+            self._spoiled_model = self._spoil(weights)
+        self._spoiled_versions.add(version)
+        return self._sync.sync(self._spoiled_model, version)
+
+    @property
+    def poisoned(self) -> int | None:
+        """The spoiled version that users got; None if none has become a canary yet."""
+        decided = (d.version for d in self._decisions() if d.action in ("canary", "promote"))
+        return next((version for version in decided if version in self._spoiled_versions), None)
+
+
+def spoiled(model: "torch.nn.Module") -> "torch.nn.Module":
+    """A copy that was trained to swap the first two letters of a word."""
+    worse = copy.deepcopy(model)
+    warm_up(worse, _wrong_conversations(), WRONG_STEPS, WRONG_EXAMPLES)
+    return worse
+
+
+def _wrong_conversations() -> Iterator[Sequence[ScriptTurn]]:
+    rng = random.Random(0)
+    while True:
+        yield tuple(conversation(SimulatedUser(rng), lambda word: word[1] + word[0] + word[2:]))
+
+
 class LiveDemo(DemoRun):
     """Users whose next words say how good the model was."""
 
     engine_logs = ("vllm-1.log", "vllm-2.log")
-    agents_log, agents_module = "service.log", "stepwell.demo.live.live_service"
+    agents_log, agents_module = "service.log", "stepwell.demo.live_service"
 
     def _usual_updates(self) -> int:
         return UPDATES
