@@ -177,25 +177,14 @@ def _say(number: float) -> None:
     sys.stdout.flush()
 
 
-class SdkAgent:
-    """A task's agent with an OpenAI client for each rollout; all clients share their connections."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._client = sdk_client("http://127.0.0.1")
-
-    async def __call__(self, rollout: Rollout) -> float:
-        client = self._client.with_options(base_url=rollout.base_url, api_key=rollout.api_key)
-        return await self._task.play(client, rollout.sample)
-
-
 class Episodes:
     def __init__(self, gateway: str, orders: Orders, task: Task) -> None:
         samples, held_out = split(task, orders.seed)
         self._held_out = Dataset(held_out, seed=None)
-        agent = SdkAgent(task)
-        self._validation = BlackBoxAgentFlow(gateway, agent, channel=VALIDATION, group_size=TIMES)
-        training = BlackBoxAgentFlow(gateway, agent, group_size=GROUP)
+        self._task = task
+        self._client = sdk_client("http://127.0.0.1")
+        self._validation = BlackBoxAgentFlow(gateway, self._play, channel=VALIDATION, group_size=TIMES)
+        training = BlackBoxAgentFlow(gateway, self._play, group_size=GROUP)
         dataset = Dataset(samples, seed=orders.seed)
         self.rollouter = AsyncRollouter(training, dataset, gateway=gateway, concurrency=orders.concurrency)
         self._free = asyncio.Semaphore(orders.concurrency)
@@ -223,6 +212,11 @@ class Episodes:
         if self._training is not None:
             self._training.cancel()
             await asyncio.gather(self._training, return_exceptions=True)
+
+    async def _play(self, rollout: Rollout) -> float:
+        """The task's agent, with an OpenAI client for each rollout; all clients share their connections."""
+        client = self._client.with_options(base_url=rollout.base_url, api_key=rollout.api_key)
+        return await self._task.play(client, rollout.sample)
 
     async def _try(self, prompt: Prompt) -> RolloutResult:
         async with self._free:

@@ -7,16 +7,21 @@ is one call of a session. A call that failed has its cause.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
 
-from stepwell.demo.screen import picture
-from stepwell.pool.api.policy import PolicyAction, PolicyDecision
+from stepwell.demo.screen import DemoScreen, bar, picture, redrawn_chart
+from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision
 from stepwell.pool.api.watching import TrajectorySnapshot
 
+EVERY = 4
+"""Updates per line."""
+AGAINST = {"rollback": "rolled back", "refuse": "refused"}
+"""The guard\'s decisions against a version."""
 WINDOW = 200
 """Judged replies in a running acceptance."""
 GOAL = 0.8
@@ -228,3 +233,44 @@ def _is_served_by(snapshot: TrajectorySnapshot, version: int, at: Mapping[Policy
     if oldest is None or newest is None or not oldest <= version <= newest:
         return False
     return version in (oldest, newest) or snapshot.started_at <= at.get("rollback", snapshot.started_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveStatus:
+    """One moment of a live run."""
+
+    update: int
+    updates: int
+    acceptance: float | None
+    """The share of the last replies that users accepted."""
+    version: int
+    """The version that all users get, except those of the canary."""
+    canary: Canary | None
+    decisions: Sequence[PolicyDecision] = ()
+    """The guard's decisions since the moment before."""
+
+    def text(self) -> str:
+        canary, seen = self.canary, f"acceptance {shown(self.acceptance)}"
+        tried = f", canary {canary.version} for {canary.share:.0%} of sessions" if canary is not None else ""
+        return f"update {self.update:3d} of {self.updates}  {seen}  version {self.version}{tried}"
+
+
+@contextmanager
+def showing_acceptance(
+    screen: DemoScreen, updates: int, *, is_plotting: bool
+) -> Iterator[Callable[[LiveStatus], None]]:
+    """Shows the acceptance by users with each update. A rollback or a refusal is always a line."""
+    shares: list[float] = []
+    with redrawn_chart(updates, is_plotting=is_plotting) as redraw:
+
+        def show(status: LiveStatus) -> None:
+            for decision in status.decisions:
+                if (what := AGAINST.get(decision.action)) is not None:
+                    screen.say(f"version {decision.version} was {what} by {decision.by}: {decision.reason}")
+            shares.append(status.acceptance or 0.0)
+            if redraw is not None:
+                redraw(shares, status.text())
+            elif status.update % EVERY == 0:
+                screen.say(f"{status.text()}  {bar(shares[-1], 20)}")
+
+        yield show

@@ -21,39 +21,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepwell.demo.engine import START_TIMEOUT
-from stepwell.demo.live_outcome import LiveOutcome, LiveRecord, TurnReader, recent_acceptance
+from stepwell.demo.live_outcome import (
+    LiveOutcome,
+    LiveRecord,
+    LiveStatus,
+    TurnReader,
+    recent_acceptance,
+    showing_acceptance,
+)
 from stepwell.demo.live_service import SimulatedUser, conversation, of_like_length, shown
 from stepwell.demo.model import ScriptTurn, warm_up
-from stepwell.demo.run import METRICS, NAMESPACE, OUTCOME, POOL, DemoParts, DemoRun
-from stepwell.demo.screen import LiveStatus
+from stepwell.demo.run import METRICS, NAMESPACE, OUTCOME, POOL, DemoRun
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
-from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.reporting import ToJsonl
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer, Sync, Synced
 from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.weight_sync import WeightSync
+from stepwell.trainers.weight_sync import VersionedPool, WeightSync
 
 if TYPE_CHECKING:
     import torch
     from transformers import Qwen2ForCausalLM
 
-    from stepwell.pool.client import DataPool
-
 WRONG_STEPS, WRONG_EXAMPLES = 50, 24
-TURNS, VERSIONS, PICTURE = "turns.jsonl", "versions", "acceptance.png"
+VERSIONS = "versions"
 WARMUP_STEPS, WARMUP_EXAMPLES = 300, 64
 UPDATES = 44
 STEPS = 224
 """Replies per update; about three quarters of them have a reward."""
 RATE = 1.4e-3
 RATE_WARMUP = 5
-CONCURRENCY = 32
-"""Users at a time."""
 MAX_STALENESS = 1
 """Promoted versions by which a trained reply may be behind. Users do not wait for the trainer: some come too late. With
 older ones, or smaller batches, the model can unlearn what it knows."""
@@ -125,52 +126,49 @@ class LiveDemo(DemoRun):
 
     engine_logs = ("vllm-1.log", "vllm-2.log")
     agents_log, agents_module = "service.log", "stepwell.demo.live_service"
+    lesson = "to answer with the letters of a word, in any order"
+    others = "reward worker, gateway and users"
+    concurrency = 32
+    turns = "turns.jsonl"
 
     def _usual_updates(self) -> int:
         return UPDATES
 
     def run(self) -> LiveOutcome:
-        (self._out / TURNS).unlink(missing_ok=True)
+        (self._out / self.turns).unlink(missing_ok=True)
         shutil.rmtree(self._out / VERSIONS, ignore_errors=True)  # the guard would go on where an earlier run ended
-        turns = TurnReader(self._out / TURNS)
+        turns = TurnReader(self._out / self.turns)
         with ExitStack() as stack:
-            parts = self._start(stack)
-            trainer, sync = self._trainer(stack, parts)
-            parts.agents.tell("talk")
+            self._start(stack)
+            trainer, sync = self._trainer(stack)
+            self._agents.tell("talk")
             self._screen.say("users talk; from now on they are the only source of rewards")
-            self._train(trainer, parts.pool, turns)
-            parts.agents.stop()
+            self._train(trainer, turns)
+            self._agents.stop()
             turns.read()
             record = LiveRecord(
                 began_at=time.time() - self._screen.seconds,
                 turns=turns.turns,
-                decisions=parts.pool.decisions(),
+                decisions=self._pool.decisions(),
                 snapshots=asyncio.run(all_sessions()),
                 poisoned=sync.poisoned,
             )
         outcome = record.outcome(seed=self._seed, updates=self._updates, seconds=self._screen.seconds)
         outcome.write(self._out / OUTCOME)
         if self._plot:
-            record.write_picture(f"live, seed {self._seed}", self._out / PICTURE)
+            record.write_picture(f"live, seed {self._seed}", self._out / "acceptance.png")
         return outcome
 
-    def _start(self, stack: ExitStack) -> DemoParts:
+    def _start(self, stack: ExitStack) -> None:
         from stepwell.pool.client import PoolClient
 
-        parts = self._begin(
-            stack,
-            Limits(require_reward=True, session_idle=SESSION_IDLE, batch_size=STEPS, max_staleness=MAX_STALENESS),
-            lesson="to answer with the letters of a word, in any order",
-            teach=self._teach,
-            others="reward worker, gateway and users",
-            concurrency=CONCURRENCY,
-            turns=str(self._out / TURNS),
+        self._start_parts(
+            stack, Limits(require_reward=True, session_idle=SESSION_IDLE, batch_size=STEPS, max_staleness=MAX_STALENESS)
         )
-        start_next_state(parts.like)
-        parts.wait(self._screen.say)
+        start_next_state(self._like)
+        self._wait()
         # the guard needs to know the engines now; gateways list theirs some time after their start
-        asyncio.run(PoolClient(POOL, NAMESPACE).change_engines(add=parts.urls))
-        return parts
+        asyncio.run(PoolClient(POOL, NAMESPACE).change_engines(add=self._urls))
 
     def _teach(self, model: "Qwen2ForCausalLM") -> None:
         import torch
@@ -178,10 +176,10 @@ class LiveDemo(DemoRun):
         warm_up(model, of_like_length(shown(self._seed), WARMUP_EXAMPLES), WARMUP_STEPS, WARMUP_EXAMPLES)
         torch.set_num_threads(1)  # from now on the vLLMs need the other core
 
-    def _trainer(self, stack: ExitStack, parts: DemoParts) -> tuple[AsyncTrainer, PoisonedSync]:
-        guard = GuardedSync(parts.pool, self._out / VERSIONS, partial(weight_sync, parts.like), settings=GUARD)
+    def _trainer(self, stack: ExitStack) -> tuple[AsyncTrainer, PoisonedSync]:
+        guard = GuardedSync(self._pool, self._out / VERSIONS, partial(weight_sync, self._like), settings=GUARD)
         stack.callback(guard.close)
-        sync = PoisonedSync(guard, parts.pool.decisions, after=self._updates // 2, spoil=spoiled)
+        sync = PoisonedSync(guard, self._pool.decisions, after=self._updates // 2, spoil=spoiled)
         settings = Settings(
             unit="steps",
             groups=STEPS,
@@ -192,27 +190,26 @@ class LiveDemo(DemoRun):
             updates=self._updates,
         )
         reports = [ToJsonl(self._out / METRICS)]
-        trainer = AsyncTrainer(parts.pool, parts.model, settings=settings, sync=sync, reports=reports)
+        trainer = AsyncTrainer(self._pool, self._model, settings=settings, sync=sync, reports=reports)
         trainer.start()
         return trainer, sync
 
-    def _train(self, trainer: AsyncTrainer, pool: "DataPool", turns: TurnReader) -> None:
+    def _train(self, trainer: AsyncTrainer, turns: TurnReader) -> None:
         seen = 0
-        with self._screen.acceptance(self._updates, is_plotting=self._plot) as show:
+        with showing_acceptance(self._screen, self._updates, is_plotting=self._plot) as show:
             while trainer.update < self._updates:
                 trainer.step()
                 turns.read()
-                decisions = pool.decisions()
-                show(
-                    LiveStatus(
-                        update=trainer.update,
-                        updates=self._updates,
-                        acceptance=recent_acceptance(turns.turns),
-                        version=pool.stats().policy_version,
-                        canary=pool.canary(),
-                        decisions=decisions[seen:],
-                    )
+                decisions = self._pool.decisions()
+                status = LiveStatus(
+                    update=trainer.update,
+                    updates=self._updates,
+                    acceptance=recent_acceptance(turns.turns),
+                    version=self._pool.stats().policy_version,
+                    canary=self._pool.canary(),
+                    decisions=decisions[seen:],
                 )
+                show(status)
                 seen = len(decisions)
 
 

@@ -158,29 +158,24 @@ class UserConversation:
         self.id = secrets.token_hex(16)
         self._client = client
         self._messages: list[ChatCompletionMessageParam] = []
-        self._replies = 0
 
     async def say(self, message: str) -> str:
         """Returns the model's reply."""
         if not self._messages:
-            await self._open()
+            body = {"session": True, "trajectory_uid": self.id}
+            opened = await self._client.post("/init_trajectory", body=body, cast_to=dict)
+            self._client = self._client.with_options(base_url=opened["base_url"], api_key=opened["api_key"])
         self._messages.append({"role": "user", "content": message})
         answer = await self._client.chat.completions.create(
             model="demo", messages=self._messages, temperature=1.0, max_tokens=LONGEST_REPLY
         )
         reply = answer.choices[0].message.content or ""
         self._messages.append({"role": "assistant", "content": reply})
-        self._replies += 1
         return reply
-
-    async def _open(self) -> None:
-        body = {"session": True, "trajectory_uid": self.id}
-        opened = await self._client.post("/init_trajectory", body=body, cast_to=dict)
-        self._client = self._client.with_options(base_url=opened["base_url"], api_key=opened["api_key"])
 
     async def press_thumb(self, *, up: bool) -> None:
         """About the last reply."""
-        body = {"value": 1.0 if up else -1.0, "step_index": self._replies - 1, "source": "thumb"}
+        body = {"value": 1.0 if up else -1.0, "step_index": len(self._messages) // 2 - 1, "source": "thumb"}
         await self._client.post("/feedback", body=body, cast_to=object)
 
 
@@ -220,7 +215,7 @@ class LiveService:
         conversation = UserConversation(self._client)
         message: str | None = user.opening()
         while message is not None:
-            await self._think()
+            await asyncio.sleep(self._rng.expovariate(1 / self._thinking) if self._thinking else 0.0)
             try:
                 reaction = user.react(await conversation.say(message))
                 if reaction.thumb is not None:
@@ -231,9 +226,6 @@ class LiveService:
             is_thumb = reaction.thumb is not None
             self._write(UserTurn(at=time.time(), session=conversation.id, accepted=reaction.accepted, thumb=is_thumb))
             message = reaction.message
-
-    async def _think(self) -> None:
-        await asyncio.sleep(self._rng.expovariate(1 / self._thinking) if self._thinking else 0.0)
 
 
 def failure_text(failure: Exception) -> str:

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,8 +19,7 @@ from stepwell.pool.client import DataPool
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.policy_record import PolicyRecord
 from stepwell.trainers.guard.statistics import ComparisonState, SequentialTest
-from stepwell.trainers.ports import VersionedPool
-from stepwell.trainers.weight_sync import SyncReport, WeightSync
+from stepwell.trainers.weight_sync import SyncReport, VersionedPool, WeightSync
 
 if TYPE_CHECKING:
     import torch
@@ -33,49 +31,13 @@ MakeSync: TypeAlias = Callable[[VersionedPool, Path], WeightSync]
 """Makes a WeightSync for the engines of a list, which may use the folder. It has `background=False`."""
 
 
-class StagedVersions:
+class Slot:
+    """The weights of one version, ready to be put into engines; as a pool, the engines of the version."""
+
     def __init__(self, make_sync: MakeSync, folder: Path, engines_of: Callable[[int], Sequence[str]]) -> None:
-        lists = [SlotEngines(engines_of) for _ in range(SLOTS)]
-        self._slots = [Slot(engines, make_sync(engines, folder / f"slot-{n}")) for n, engines in enumerate(lists)]
-
-    def __contains__(self, version: int | None) -> bool:
-        return any(slot.engines.version == version for slot in self._slots)
-
-    def stage(self, model: "torch.nn.Module", version: int, needed: Collection[int | None]) -> None:
-        """Stages a version in the place of one that is not needed."""
-        slot = self._free_slot(needed)
-        slot.sync.stage(model, version)
-        slot.engines.version = version
-
-    def sync(self, model: "torch.nn.Module", version: int, needed: Collection[int | None]) -> SyncReport:
-        """Stages the weights and brings them to the engines, as WeightSync.sync does."""
-        slot = self._free_slot(needed)
-        slot.engines.version = version
-        return slot.sync.sync(model, version)
-
-    def catch_up(self, version: int) -> list[str]:
-        """Brings the weights of this version to those of its engines that do not have it; see WeightSync.catch_up."""
-        return self._slot(version).sync.catch_up()
-
-    def told_versions(self, version: int) -> dict[str, str | None]:
-        """The version that each engine of this version reports; None if it does not answer."""
-        return self._slot(version).sync.versions()
-
-    def _slot(self, version: int) -> "Slot":
-        return next(slot for slot in self._slots if slot.engines.version == version)
-
-    def _free_slot(self, needed: Collection[int | None]) -> "Slot":
-        free = next(slot for slot in self._slots if slot.engines.version not in needed or slot.engines.version is None)
-        free.engines.version = None
-        return free
-
-
-class SlotEngines:
-    """The engines of one version, as a WeightSync asks for them."""
-
-    def __init__(self, engines_of: Callable[[int], Sequence[str]]) -> None:
         self.version: int | None = None
         self._engines_of = engines_of
+        self.sync = make_sync(self, folder)
 
     def engines(self) -> Sequence[str]:
         return () if self.version is None else self._engines_of(self.version)
@@ -87,13 +49,38 @@ class SlotEngines:
         """The guard announces itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    engines: SlotEngines
-    sync: WeightSync
+class StagedVersions:
+    def __init__(self, make_sync: MakeSync, folder: Path, engines_of: Callable[[int], Sequence[str]]) -> None:
+        self._slots = [Slot(make_sync, folder / f"slot-{n}", engines_of) for n in range(SLOTS)]
+
+    def __contains__(self, version: int | None) -> bool:
+        return any(slot.version == version for slot in self._slots)
+
+    def stage(self, model: "torch.nn.Module", version: int, needed: Collection[int | None]) -> None:
+        """Stages a version in the place of one that is not needed."""
+        slot = self._free_slot(needed)
+        slot.sync.stage(model, version)
+        slot.version = version
+
+    def sync(self, model: "torch.nn.Module", version: int, needed: Collection[int | None]) -> SyncReport:
+        """Stages the weights and brings them to the engines, as WeightSync.sync does."""
+        slot = self._free_slot(needed)
+        slot.version = version
+        return slot.sync.sync(model, version)
+
+    def sync_of(self, version: int) -> WeightSync:
+        """The sync that has the weights of this version."""
+        return next(slot.sync for slot in self._slots if slot.version == version)
+
+    def _free_slot(self, needed: Collection[int | None]) -> Slot:
+        free = next(slot for slot in self._slots if slot.version not in needed or slot.version is None)
+        free.version = None
+        return free
 
 
-class WeightMoves:
+class CanaryTrial:
+    """Brings the weights that are due to the engines (`move`), and decides by rewards and operators (`watch`)."""
+
     def __init__(self, record: PolicyRecord, staged: StagedVersions, pool: DataPool, settings: GuardSettings) -> None:
         self._record = record
         self._staged = staged
@@ -115,14 +102,14 @@ class WeightMoves:
             self._promote(state.candidate)
         state = self._record.state
         if state.stable is not None and state.phase != "promoting":
-            self._staged.catch_up(state.stable)
+            self._staged.sync_of(state.stable).catch_up()
 
     def _begin(self) -> None:
         """Makes the newest version the candidate, if there is none."""
         state, count = self._record.state, self._settings.canary_engines
         if state.phase != "idle" or state.newest is None or state.restores or state.stable is None:
             return
-        told = self._staged.told_versions(state.stable) if count else {}
+        told = self._staged.sync_of(state.stable).versions() if count else {}
         answering = [engine for engine, version in told.items() if version is not None]
         with self._record.lock:
             state = self._record.state
@@ -182,23 +169,18 @@ class WeightMoves:
             self._record.set(phase="idle", stable=candidate, candidate=None, engines=(), cursor=None)
 
     def _is_served(self, version: int) -> bool:
-        return str(version) in self._staged.told_versions(version).values()
+        return str(version) in self._staged.sync_of(version).versions().values()
 
     def _catch_up(self, version: int) -> SyncFailed | None:
         """An engine that fails does not hold up the others."""
         try:
-            self._staged.catch_up(version)
+            self._staged.sync_of(version).catch_up()
         except SyncFailed as failure:
             log.warning("an engine did not get version %d: %s", version, failure)
             return failure
         return None
 
-
-class CanaryWatch:
-    def __init__(self, record: PolicyRecord, pool: DataPool, settings: GuardSettings) -> None:
-        self._record = record
-        self._pool = pool
-        self._settings = settings
+    # -- what it earned, and what operators decided --------------------------------------------------------------------
 
     def watch(self) -> None:
         """Reads what came, and decides."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import PolicyAction
 from stepwell.pool.client import DataPool
-from stepwell.trainers.guard.canary import CanaryWatch, MakeSync, StagedVersions, WeightMoves
+from stepwell.trainers.guard.canary import CanaryTrial, MakeSync, StagedVersions
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.policy_record import Phase, PolicyRecord, VersionStore
 from stepwell.trainers.guard.statistics import Scores, SequentialTest, checked, mean_of, refusal
@@ -106,8 +106,7 @@ class GuardedSync:
         self._store = VersionStore(folder)
         self._record = PolicyRecord(pool, self._store, self.settings, clock)
         self._staged = StagedVersions(make_sync, folder, self._record.engines_of)
-        self._canary_watch = CanaryWatch(self._record, pool, self.settings)
-        self._moves = WeightMoves(self._record, self._staged, pool, self.settings)
+        self._trial = CanaryTrial(self._record, self._staged, pool, self.settings)
         self._is_started = False
         self._is_closed = False
         self._syncing = threading.Lock()
@@ -134,14 +133,14 @@ class GuardedSync:
     def watch(self) -> None:
         """Reads the rewards of a canary, and decides. A thread calls it at intervals."""
         if not self._is_closed:
-            self._canary_watch.watch()
+            self._trial.watch()
 
     def move(self) -> None:
         """Brings weights to the engines that shall have them. A thread calls it at intervals."""
         with self._moving:
             if self._is_started and not self._is_closed:
                 self._pool.announce_sync()
-                self._moves.move()
+                self._trial.move()
 
     def status(self) -> GuardStatus:
         state = self._record.state

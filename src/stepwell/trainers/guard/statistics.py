@@ -190,10 +190,8 @@ class SequentialTest:
         state = self.state
         count = min(len(state.canary_waiting), len(state.stable_waiting))
         largest = BLOCK * count
-        of_canary, of_stable = (
-            _means(state.canary_waiting[:largest], count),
-            _means(state.stable_waiting[:largest], count),
-        )
+        of_canary = _means(state.canary_waiting[:largest], count)
+        of_stable = _means(state.stable_waiting[:largest], count)
         for canary, stable in zip(of_canary, of_stable, strict=True):
             self._bet(canary - stable)
         state.canary_waiting = state.canary_waiting[largest:][-WAITING:]

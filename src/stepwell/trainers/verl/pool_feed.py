@@ -21,10 +21,10 @@ from uuid import uuid4
 import numpy as np
 
 from stepwell.pool.client import DataPool
+from stepwell.pool.client.batch import Batch
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.step import FloatArray
 from stepwell.trainers.feed import Feed, FeedState, read_state, write_state
-from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.verl.mode_settings import PoolModeSettings
@@ -170,7 +170,7 @@ class PoolFeed(Feed):
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
-    def _count(self, batch: TrainingBatch, chosen: TrainedRows, stale: Container[str]) -> Counter[str]:
+    def _count(self, batch: Batch, chosen: TrainedRows, stale: Container[str]) -> Counter[str]:
         """The counts of what was leased, summed over all batches until one has something to train."""
         not_new = (uid for uid, is_new in zip(chosen.uids_T, chosen.is_new_T.tolist(), strict=True) if not is_new)
         return Counter(
@@ -205,7 +205,7 @@ class PoolFeed(Feed):
             )
 
 
-def _older_than(batch: TrainingBatch, version: int) -> set[str]:
+def _older_than(batch: Batch, version: int) -> set[str]:
     """The rollouts with a step of an older version."""
     columns = batch.columns
     spans: Iterable[tuple[int, ...]] = (tuple(span.version for span in of_step) for of_step in columns.version_spans)
@@ -213,6 +213,6 @@ def _older_than(batch: TrainingBatch, version: int) -> set[str]:
     return {uid for uid, oldest in zip(columns.trajectory_uids, oldest_S, strict=True) if oldest < version}
 
 
-def _groups_of(batch: TrainingBatch, uids: Container[str]) -> int:
+def _groups_of(batch: Batch, uids: Container[str]) -> int:
     groups_S = batch.group_of_T[batch.trajectory_of_S].tolist()
     return len({group for group, uid in zip(groups_S, batch.columns.trajectory_uids, strict=True) if uid in uids})

@@ -318,9 +318,6 @@ class PoolTrainer(PPOTrainer):  # type: ignore[misc]  # verl has no types
         self._feed.begin(self._checkpoint if self.global_steps else None)
 
 
-__all__ = ["NoReplica", "PoolCheckpointEngine", "PoolTrainer"]
-
-
 class NoReplica:
     """verl starts no engine: those of the pool serve."""
 
