@@ -6,18 +6,21 @@
 """
 
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from itertools import pairwise
 from statistics import median
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from stepwell.common.listening import is_loopback
 from stepwell.doctor.findings import Check, Finding, Grade
-from stepwell.engines.engine import BROKEN, failure_text
+from stepwell.engines.connections import EngineConnections
+from stepwell.engines.engine import BROKEN, EngineHttp, failure_text
 from stepwell.engines.missing import COSTS
 from stepwell.engines.replica import EngineReplica, EngineState
+from stepwell.errors import EngineUnavailable
 from stepwell.wire.openai import Upstream
 
 TOKENS = 32
@@ -48,19 +51,17 @@ def capability_checks(engine: EngineReplica, weights_before: str | None) -> list
 async def key_check(engine: str, key: str | None) -> Check:
     """Checks whether the engine answers without a key."""
     try:
-        async with aiohttp.ClientSession() as http, http.get(f"{engine}/v1/models", allow_redirects=False) as answer:
-            is_open = answer.status == 200
-    except (aiohttp.ClientError, *BROKEN):
+        with closing(EngineConnections()) as connections:
+            status, _ = await EngineHttp(connections, engine).ask("/v1/models")
+    except EngineUnavailable:
         return Check("engine key", Finding(Grade.UNKNOWN, "the engine does not answer"))
-    return Check("engine key", _key(engine, key, is_open))
-
-
-def is_loopback(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    if status != 200:
+        return Check("engine key", Finding(Grade.OK, "required"))
+    if is_loopback(urlsplit(engine).hostname or ""):
+        what = "not required, on loopback" + (": --key is not needed" if key else "")
+        return Check("engine key", Finding(Grade.OK, what))
+    remedy = "expose the gateway only; vLLM's control routes are open even with --api-key"
+    return Check("engine key", Finding(Grade.WARNING, "the engine answers everyone who can reach it", remedy))
 
 
 def _token_ids(engine: EngineReplica) -> Finding:
@@ -98,15 +99,6 @@ def _weight_version(engine: EngineReplica, before: str | None) -> Finding:
         Grade.OK,
         f"{engine.weight_version!r}: not a number, so it gets no calls between the first policy version and a sync",
     )
-
-
-def _key(engine: str, key: str | None, is_open: bool) -> Finding:
-    if not is_open:
-        return Finding(Grade.OK, "required")
-    if is_loopback(engine):
-        return Finding(Grade.OK, "not required, on loopback" + (": --key is not needed" if key else ""))
-    what = "the engine answers everyone who can reach it"
-    return Finding(Grade.WARNING, what, "expose the gateway only; vLLM's control routes are open even with --api-key")
 
 
 @dataclass(frozen=True, slots=True)

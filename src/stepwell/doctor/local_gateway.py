@@ -35,18 +35,18 @@ from stepwell.doctor.verdicts import (
 )
 from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
-from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
+from stepwell.errors import EngineUnavailable, SyncFailed
 from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.http.request_body import Message, Receive, Send
 from stepwell.gateway.routes.asgi import GatewayAsgi
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import start_in_process
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import JsonObject, Step
+from stepwell.wire.gateway_api import InitTrajectory, TrajectoryOpened
 
 LONGEST = 4096
 """Tokens of a response: more than any case uses, and room for a prompt in the engine's context."""
@@ -131,28 +131,26 @@ class LocalGateway:
 
     async def observe(self, agent: Callable[[Rollout], Awaitable[None]]) -> ObservedAgent:
         """Runs an agent as a flow does, in a trajectory of its own."""
-        opened = await self._post("/init_trajectory", {})
-        trajectory = TrajectoryRef(opened["trajectory_uid"], opened["prompt_uid"])
-        await agent(Rollout(**opened, sample={}, attempt=0, gateway=self._gateway))
-        calls = self._log.below(_root(trajectory))
-        return ObservedAgent(calls, await self._end(trajectory))
+        opened = await self._open()
+        await agent(Rollout(**opened.model_dump(), sample={}, attempt=0, gateway=self._gateway))
+        return ObservedAgent(self._log.below(f"/{_ref(opened)}"), await self._end(opened))
 
     async def ask(self, path: str, body: JsonObject, *, stream: bool = False) -> ExaminedAnswer:
-        trajectory = await self._open_trajectory()
-        replies, failure = await self._call(trajectory, path, {**body, "stream": stream})
-        return await self._examined(replies, await self._end(trajectory), failure)
+        opened = await self._open()
+        replies, failure = await self._call(opened, path, {**body, "stream": stream})
+        return await self._examined(replies, await self._end(opened), failure)
 
     async def ask_in_turn(
         self, first: JsonObject, following: Callable[[ParsedReply], JsonObject], *, stream: bool = False
     ) -> tuple[ExaminedAnswer, ExaminedAnswer]:
         """Two chat calls of one trajectory. `following` makes the second, which may be streamed, of the first reply."""
-        trajectory = await self._open_trajectory()
-        replies, failure = await self._call(trajectory, CHAT, {**first, "stream": False})
+        opened = await self._open()
+        replies, failure = await self._call(opened, CHAT, {**first, "stream": False})
         if failure or not replies:
-            failed = await self._examined(replies, await self._end(trajectory), failure)
+            failed = await self._examined(replies, await self._end(opened), failure)
             return failed, ExaminedAnswer(failure=failure or "the first turn has no reply")
-        later, failure = await self._call(trajectory, CHAT, {**following(replies[0]), "stream": stream})
-        steps = await self._end(trajectory)
+        later, failure = await self._call(opened, CHAT, {**following(replies[0]), "stream": stream})
+        steps = await self._end(opened)
         return await self._examined(replies, steps[:1], ""), await self._examined(later, steps[1:], failure)
 
     async def rescored(self, step: Step) -> list[float] | str:
@@ -165,16 +163,13 @@ class LocalGateway:
         except SyncFailed as failure:
             return str(failure)
 
-    async def _open_trajectory(self) -> TrajectoryRef:
-        opened = await self._post("/init_trajectory", {})
-        return TrajectoryRef(opened["trajectory_uid"], opened["prompt_uid"])
+    async def _open(self) -> TrajectoryOpened:
+        return await self._gateway.open_trajectory(InitTrajectory())
 
-    async def _call(
-        self, trajectory: TrajectoryRef, path: str, body: JsonObject
-    ) -> tuple[tuple[ParsedReply, ...], str]:
+    async def _call(self, opened: TrajectoryOpened, path: str, body: JsonObject) -> tuple[tuple[ParsedReply, ...], str]:
         """The replies, or none and the reason."""
         try:
-            async with self._http.post(_base(trajectory) + path, json=body) as answer:
+            async with self._http.post(f"{opened.base_url}/{path}", json=body) as answer:
                 text = await answer.text()
             return parse_reply(text, streamed=bool(body["stream"]) and answer.status == 200, path=path), ""
         except TimeoutError:
@@ -184,11 +179,11 @@ class LocalGateway:
         except EngineUnavailable as failure:
             return (), str(failure)
 
-    async def _end(self, trajectory: TrajectoryRef) -> tuple[Step, ...]:
+    async def _end(self, opened: TrajectoryOpened) -> tuple[Step, ...]:
         """Completes the trajectory, and returns its steps, all of which are in the pool then. With a reward, the pool
         also keeps a trajectory whose steps are all quarantined."""
-        await self._post(_base(trajectory) + "complete_trajectory", {"reward": 0.0})
-        return tuple(unpack(await self._pool.read([(trajectory.trajectory_uid, trajectory.prompt_uid)]), copy=False))
+        await self._gateway.complete_trajectory(_ref(opened), 0.0)
+        return tuple(unpack(await self._pool.read([(opened.trajectory_uid, opened.prompt_uid)]), copy=False))
 
     async def _examined(
         self, replies: tuple[ParsedReply, ...], steps: tuple[Step, ...], failure: str
@@ -196,20 +191,9 @@ class LocalGateway:
         decoded = tuple([await self.decode(step.response_ids.tolist()) for step in steps])
         return ExaminedAnswer(replies, steps, decoded, failure)
 
-    async def _post(self, path: str, body: JsonObject) -> Any:
-        async with self._http.post(path, json=body) as answer:
-            parsed = await answer.json()
-        if answer.status != 200:
-            raise NotReady(f"the doctor's own gateway failed at {path}: {error_text(parsed.get('error'))}")
-        return parsed
 
-
-def _root(trajectory: TrajectoryRef) -> str:
-    return f"/{trajectory.trajectory_uid}/{trajectory.prompt_uid}"
-
-
-def _base(trajectory: TrajectoryRef) -> str:
-    return f"{_root(trajectory)}/v1/"
+def _ref(opened: TrajectoryOpened) -> str:
+    return f"{opened.trajectory_uid}/{opened.prompt_uid}"
 
 
 class _Server(uvicorn.Server):
@@ -254,7 +238,7 @@ async def open_local_gateway(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with (
-                aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http,
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http,
                 GatewayClient(url) as gateway,
             ):
                 yield LocalGateway(http, gateway, log, pool, decode, rescorer)
