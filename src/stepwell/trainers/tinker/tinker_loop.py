@@ -25,7 +25,7 @@ from stepwell.trainers.reporting import Stopwatch
 from stepwell.trainers.rows import FilledIn, TrainedRows
 from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
-from stepwell.trainers.tinker.service import (
+from stepwell.trainers.tinker.datums import (
     StoredWeights,
     TrainingClient,
     TrainingService,

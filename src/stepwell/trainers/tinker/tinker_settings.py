@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from stepwell.errors import BadRequest
 from stepwell.trainers.algorithms import LossAggregation
 from stepwell.trainers.settings import FeedSettings
-from stepwell.trainers.tinker.service import ServiceLoss
+from stepwell.trainers.tinker.datums import ServiceLoss
 
 TinkerLoss: TypeAlias = Literal["importance_sampling", "ppo", "cispo"]
 

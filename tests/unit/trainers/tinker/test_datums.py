@@ -4,7 +4,7 @@ import pytest
 from stepwell.errors import BadRequest
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings
-from stepwell.trainers.tinker.service import DatumRow, datum_rows, logprob_gap
+from stepwell.trainers.tinker.datums import DatumRow, datum_rows, logprob_gap
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.training_pool import TrainingPool
