@@ -21,15 +21,15 @@ check:
 
 # the fast lane: no Ray, no vLLM, about two minutes on two cores
 test *args:
-    {{python}} -m pytest -n 2 tests/unit {{args}}
+    {{python}} -m pytest -n 2 tests/unit benchmarks/tests/unit {{args}}
 
 # real Ray, real HTTP, processes that are killed; a fake engine
 integration *args:
-    {{python}} -m pytest tests/integration {{args}}
+    {{python}} -m pytest tests/integration benchmarks/tests/integration {{args}}
 
 # with real vLLM (built into a cache on first use)
 e2e *args:
-    {{python}} -m pytest tests/e2e {{args}}
+    {{python}} -m pytest tests/e2e benchmarks/tests/e2e {{args}}
 
 # every folder of examples/, as its README says
 examples *args:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 from benchmarks.attacks_rig.attackers import ATTACKS
 from benchmarks.gateway_rig.load import Load, Order

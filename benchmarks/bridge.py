@@ -29,17 +29,17 @@ import numpy as np
 
 from benchmarks.bridge_rig.harness_traffic import installed_harnesses, roll_out_harness, roll_out_harness_on_vllm
 from benchmarks.report import report
+from rig import chat_templates
+from rig.fake_engine import FakeEngine, Reply, ToolCall
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.tiny_model import make_tiny_model
+from rig.vllm_server import start_vllm
+from rig.vocabulary import END_OF_TURN
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import Exactness, Step
-from tests.rig import chat_templates
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.tiny_model import make_tiny_model
-from tests.rig.vllm_server import start_vllm
-from tests.rig.vocabulary import END_OF_TURN
 
 ROLLOUTS, THINKING, RESULT = 8, "so I look at this first " * 8, "a line of a tool's output\n" * 8
 TIMED_ROLLOUTS, TIMED_TURNS = 12, 8
@@ -185,7 +185,7 @@ async def prefix_cache(engine: str) -> tuple[float, float]:
 
 @asynccontextmanager
 async def fake_engine_process() -> AsyncIterator[str]:
-    command = (sys.executable, "-m", "tests.rig.fake_engine")
+    command = (sys.executable, "-m", "rig.fake_engine")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np
 
 from benchmarks.report import report
+from rig.waiting import until
 from stepwell.errors import FetchTimeout
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
@@ -36,7 +37,6 @@ from stepwell.pool.client.batch import Batch
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.steps.step import IntArray, Step, logprobs_array, mask_array
-from tests.rig.waiting import until
 
 POOL, SHARDS = "chaos", 4
 PRODUCERS, CONSUMERS = 12, 8

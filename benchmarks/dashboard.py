@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np
 import ray
@@ -29,6 +29,11 @@ from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, memory_bytes, serving
 from benchmarks.report import report
+from rig.browser import open_browser, open_page
+from rig.made_up_rollouts import summary_of
+from rig.tiny_model import make_tiny_model
+from rig.vocabulary import encode
+from rig.waiting import wait_until
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
 from stepwell.dashboard.index.trajectories import TrajectoryIndex
@@ -40,11 +45,6 @@ from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.slices.steps import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
-from tests.rig.browser import open_browser, open_page
-from tests.rig.made_up_rollouts import summary_of
-from tests.rig.tiny_model import make_tiny_model
-from tests.rig.vocabulary import encode
-from tests.rig.waiting import wait_until
 
 HELD = 100_000
 GROUP, A_MESSAGE = 8, 400

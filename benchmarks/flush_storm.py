@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from tests.rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+from rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 from benchmarks.gateway_rig.ours import pid_of_shard
 from benchmarks.gateway_rig.processes import exact_cpu_seconds

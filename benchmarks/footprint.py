@@ -23,13 +23,19 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from tests.rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+from rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import aiohttp
 import httpx
 import numpy as np
 
 from benchmarks.report import report
+from rig.asked import asked
+from rig.fake_engine import FakeEngine
+from rig.fake_engine.faults import Faults
+from rig.gateways import GatewayProcess, free_port, gateway_process
+from rig.large_tokenizer import write_large_tokenizer
+from rig.waiting import until, wait_until
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.link import RayLink
@@ -38,12 +44,6 @@ from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array
-from tests.rig.asked import asked
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.fake_engine.faults import Faults
-from tests.rig.gateways import GatewayProcess, free_port, gateway_process
-from tests.rig.large_tokenizer import write_large_tokenizer
-from tests.rig.waiting import until, wait_until
 
 TURNS, PROMPT, RESPONSE = 5, 1_000, 500
 COUNTED = 4 * PROMPT + 8 * RESPONSE

@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import report
+from rig.asked import asked
+from rig.builders import make_step
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
@@ -26,8 +28,6 @@ from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
 
 MB = 10**6
 MEGABYTES, ROUNDS, SECONDS = 300, 5, 20.0

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np
 import ray
@@ -30,13 +30,13 @@ import ray
 from benchmarks.pool_operations import measure_operations
 from benchmarks.pool_rules import measure_depths
 from benchmarks.report import report
+from rig.postgres import has_postgres, postgres_server
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.shard.actor import MAX_CONCURRENT_CALLS, ShardActor
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, logprobs_array
-from tests.rig.postgres import has_postgres, postgres_server
 
 PROMPT, RESPONSE = 2_048, 256
 STEP_MB = 4 * (PROMPT + RESPONSE) / 1e6

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np
 import ray
@@ -33,6 +33,7 @@ from benchmarks.gateway_rig.ours import POOL, our_gateway
 from benchmarks.gateway_rig.processes import LoadProcess, module, serving
 from benchmarks.gateway_rig.rounds import UNSTREAMED, Course
 from benchmarks.report import report
+from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
@@ -41,7 +42,6 @@ from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.sample import Sample, sample_of
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Step, logprobs_array
-from tests.rig.waiting import wait_until
 
 PROMPT, RESPONSE = 2_048, 256
 A_MESSAGE = 32

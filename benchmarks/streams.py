@@ -13,7 +13,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
+from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 from benchmarks.gateway_rig import canned
 from benchmarks.gateway_rig.load import Load, Order

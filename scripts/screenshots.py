@@ -16,9 +16,9 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
-from tests.rig.browser import open_browser, open_page
-from tests.rig.gateways import free_port
-from tests.rig.waiting import answers, wait_until
+from rig.browser import open_browser, open_page
+from rig.gateways import free_port
+from rig.waiting import answers, wait_until
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 LEARNING = 120_000
@@ -99,7 +99,7 @@ PICTURES: tuple[tuple[Callable[[Page], None], bool, int], ...] = (
 def demo() -> Iterator[int]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tests.rig.watched_demo", str(port), folder, str(UPDATES)]
+        command = [sys.executable, "-m", "rig.watched_demo", str(port), folder, str(UPDATES)]
         process = subprocess.Popen(command)
         try:
             url = f"http://127.0.0.1:{port}/health"

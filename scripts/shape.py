@@ -218,11 +218,11 @@ def headless(module: Module) -> list[str]:
 async def walk_of_a_call() -> list[Figure]:
     """A chat call through a gateway to a pool, and from there to a tensor, in this process and without Ray."""
     sys.path[:0] = [str(CHECKOUT)]
-    from tests.integration.gateway.agent import agent_of
-    from tests.rig.fake_engine import FakeEngine, Reply
-    from tests.rig.gateways import serve_gateway
-    from tests.rig.local_pool import LocalPool
-    from tests.rig.waiting import until
+    from rig.fake_engine import FakeEngine, Reply
+    from rig.gateways import serve_gateway
+    from rig.local_pool import LocalPool
+    from rig.openai_agent import agent_of
+    from rig.waiting import until
 
     pool = LocalPool()
     async with FakeEngine() as engine, serve_gateway(pool, [engine.url]) as url, agent_of(url) as agent:

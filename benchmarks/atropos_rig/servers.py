@@ -13,9 +13,9 @@ import ray
 from benchmarks.atropos_rig.clients import JSON, Client
 from benchmarks.atropos_rig.processes import cpu_ms, memory_bytes
 from benchmarks.gateway_rig.processes import Server, serving
+from rig.atropos import atropos_python
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.atropos import atropos_python
 
 POOL = "data_pool"
 BATCH_SIZE = 64

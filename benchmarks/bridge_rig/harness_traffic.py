@@ -15,19 +15,19 @@ import aiohttp
 
 from benchmarks.environments import installed_python
 from benchmarks.exactness_rig.observed_vllm import ScriptingProxy, serve_proxy
+from rig import chat_templates
+from rig.agents import TaskEngine, installed
+from rig.agents.engine import CONTEXT, NOTE, PROMPT
+from rig.agents.task import CALLS
+from rig.fake_engine import Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.vocabulary import END_OF_TURN, encode
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.cli_agents import HARNESSES
 from stepwell.agents.rollout import RolloutStatus
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.step import Step
-from tests.rig import chat_templates
-from tests.rig.agents import TaskEngine, installed
-from tests.rig.agents.engine import CONTEXT, NOTE, PROMPT
-from tests.rig.agents.task import CALLS
-from tests.rig.fake_engine import Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import END_OF_TURN, encode
 
 TIMEOUT = 600.0
 CHANNEL = "harness"

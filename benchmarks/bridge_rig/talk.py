@@ -18,6 +18,7 @@ from benchmarks.bridge_rig.public_templates import NotRendered, PublicTemplate
 from benchmarks.bridge_rig.second_opinion import BridgedCall
 from benchmarks.bridge_rig.template_writer import TemplateWriter, Written
 from benchmarks.bridge_rig.tokenizing import Tokens
+from rig.local_pool import LocalPool
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
 from stepwell.gateway.bridge.outcomes import BridgeOutcome
@@ -28,7 +29,6 @@ from stepwell.gateway.recording.step_builder import PendingStep, PromptOrigin, b
 from stepwell.pool.api.producing import RecordedTurn, TrajectoryRef
 from stepwell.steps.step import IntArray, logprobs_array
 from stepwell.wire.openai import NO_USAGE, Sampled
-from tests.rig.local_pool import LocalPool
 
 CHAT = DIALECTS[0]
 REF = TrajectoryRef("t", "p")

@@ -14,11 +14,11 @@ from benchmarks.bridge_rig.talk import Message
 from benchmarks.exactness_rig.clients import AGENTS, CallRefused, Heard, Packages, Setting
 from benchmarks.exactness_rig.observed_engines import ObservedEngine, Sampling
 from benchmarks.exactness_rig.scripts import SYSTEM, Turn
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.gateway.app import GatewayLimits
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.step import Step
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 LONGEST = 100_000
 PATIENT = GatewayLimits(render_timeout=600.0)

@@ -11,8 +11,8 @@ from benchmarks.bridge_rig.template_writer import TemplateWriter
 from benchmarks.bridge_rig.tokenizing import Tokens
 from benchmarks.exactness_rig.families import Family, template_of
 from benchmarks.exactness_rig.scripted_model import ScriptedModel
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.fake_engine.asking import RefusedError
+from rig.fake_engine import FakeEngine
+from rig.fake_engine.asking import RefusedError
 
 
 @dataclass(frozen=True)

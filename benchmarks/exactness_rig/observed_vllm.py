@@ -1,7 +1,7 @@
 """Real vLLM as an observed engine: one server on a tiny model for all families of chat templates.
 
 - A proxy between the gateway and vLLM adds to chat requests what no client may send: the family's chat template, and
-  the tokens that are to be sampled. vLLM has an extension for the latter (tests/rig/vllm_extension).
+  the tokens that are to be sampled. vLLM has an extension for the latter (rig/vllm_extension).
 - What was asked and sampled is read from the log of vLLM's scheduler, not from its answers.
 - There is one parser for tool calls, that of Hermes, and one for thinking. So the model writes its calls as Hermes
   does, and ends a reply as its template does.
@@ -28,12 +28,12 @@ from benchmarks.bridge_rig.tokenizing import Tokens
 from benchmarks.exactness_rig.families import Family, template_of
 from benchmarks.exactness_rig.observed_engines import ObservedEngine, Sampling
 from benchmarks.exactness_rig.scripted_model import ScriptedModel
+from rig import vocabulary
+from rig.chatml import render_call
+from rig.tiny_model import CONTEXT, make_tiny_model
+from rig.vllm_server import MODEL_NAME, start_vllm
 from stepwell.doctor.replies import parse_reply
 from stepwell.steps.step import IntArray, ids_array
-from tests.rig import vocabulary
-from tests.rig.chatml import render_call
-from tests.rig.tiny_model import CONTEXT, make_tiny_model
-from tests.rig.vllm_server import MODEL_NAME, start_vllm
 
 CHAT, RENDER, TOKENIZE = "/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"
 CALL_ID = re.compile(r'"id":\s*"((?:chatcmpl-tool-|call_)[^"]+)"')

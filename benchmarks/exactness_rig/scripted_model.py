@@ -12,9 +12,9 @@ from benchmarks.bridge_rig.public_templates import NotRendered
 from benchmarks.bridge_rig.talk import Message, Reply
 from benchmarks.bridge_rig.template_writer import TemplateWriter
 from benchmarks.bridge_rig.tokenizing import Tokens
+from rig.chatml import render_call
+from rig.fake_engine import TokenizedReply, ToolCall
 from stepwell.steps.step import ids_array
-from tests.rig.chatml import render_call
-from tests.rig.fake_engine import TokenizedReply, ToolCall
 
 HALF_A_LETTER = "\N{REPLACEMENT CHARACTER}"
 

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import orjson
 
-from tests.rig.fake_engine.asking import Json
+from rig.fake_engine.asking import Json
 
 MODEL = "tiny"
 PROMPT, RESPONSE, A_CHUNK = 2_048, 256, 4

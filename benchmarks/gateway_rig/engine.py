@@ -20,7 +20,7 @@ import orjson
 import uvloop
 
 from benchmarks.gateway_rig import canned
-from tests.rig.fake_engine.asking import Json
+from rig.fake_engine.asking import Json
 
 SLOTS = 20
 """Moments within a gap at which streams are served, as those of so many engines would be, each with its own rhythm."""

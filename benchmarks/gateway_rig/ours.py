@@ -18,12 +18,12 @@ from benchmarks.gateway_rig import canned
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, serving
 from benchmarks.gateway_rig.spoken import CHAT, SPOKEN
 from benchmarks.gateway_rig.subjects import Door
+from rig.tiny_model import make_tiny_model
+from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.tiny_model import make_tiny_model
-from tests.rig.waiting import wait_until
 
 NAME = "stepwell"
 POOL = "data_pool"

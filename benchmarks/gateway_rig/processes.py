@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.gateway_rig.load import Load, Order
-from tests.rig.waiting import answers, wait_until
+from rig.waiting import answers, wait_until
 
 START_TIMEOUT = 120.0
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -9,7 +9,7 @@ from typing import Protocol
 from benchmarks.gateway_rig import canned
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, module, serving
 from benchmarks.gateway_rig.spoken import CHAT
-from tests.rig.waiting import wait_until
+from rig.waiting import wait_until
 
 CHAT_PATH = "/v1/chat/completions"
 

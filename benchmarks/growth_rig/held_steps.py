@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks.gateway_rig.processes import memory_bytes
 from benchmarks.growth_rig.curve import Curve, Shape
 from benchmarks.pool_rules import GROUP, STEPS, make_step
+from rig.asked import asked, trained
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration
@@ -33,7 +34,6 @@ from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
 from stepwell.pool.slices.steps import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step
-from tests.rig.asked import asked, trained
 
 AXIS = "held_steps"
 SIZES, QUICK_SIZES = (100, 1_000, 10_000, 100_000, 1_000_000), (100, 1_000)

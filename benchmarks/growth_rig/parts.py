@@ -7,7 +7,7 @@ from benchmarks.footprint import CALLS, COUNTED, TRAJECTORIES, TURNS, alone, hel
 from benchmarks.gateway_rig.ours import NAME, our_gateway
 from benchmarks.gateway_rig.processes import LoadProcess, module, serving
 from benchmarks.gateway_rig.rounds import PACED, UNSTREAMED, Course
-from tests.rig.ray_cluster import RayCluster
+from rig.ray_cluster import RayCluster
 
 CLIENTS = 32
 ROUNDS, SECONDS = 7, 1.5

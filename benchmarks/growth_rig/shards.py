@@ -16,12 +16,12 @@ from benchmarks.gateway_rig.ours import pid_of_shard
 from benchmarks.gateway_rig.processes import exact_cpu_seconds, memory_bytes
 from benchmarks.growth_rig.curve import Curve, Shape
 from benchmarks.growth_rig.rollouts import group_of
+from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
-from tests.rig.ray_cluster import RayCluster
 
 AXIS = "shards"
 SIZES, QUICK_SIZES = (1, 4, 16, 64), (1, 4)

@@ -20,11 +20,11 @@ from benchmarks.gateway_rig.processes import exact_cpu_seconds, family, memory_b
 from benchmarks.gateway_rig.subjects import Door
 from benchmarks.growth_rig.curve import Curve, Shape
 from benchmarks.long_rollout import fetch_and_merge, filled, rollout
+from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.rules.pool import Pool
 from stepwell.steps.columns import pack
-from tests.rig.ray_cluster import RayCluster
 
 AXIS = "turns"
 SIZES, QUICK_SIZES = (1, 10, 100, 500, 1_000, 2_000), (1, 10, 40)
@@ -164,7 +164,7 @@ class TurnsAtGateway:
 
 def measure(cluster: RayCluster, folder: Path, quick: bool) -> dict[str, float]:
     sizes = QUICK_SIZES if quick else SIZES
-    engine = [sys.executable, "-m", "tests.rig.fake_engine", "--port", "{port}", "--max-model-len", str(MAX_MODEL_LEN)]
+    engine = [sys.executable, "-m", "rig.fake_engine", "--port", "{port}", "--max-model-len", str(MAX_MODEL_LEN)]
     with (
         cluster.namespace() as namespace,
         serving(engine, folder / "fake_engine.log") as served,

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from itertools import count
 
 from benchmarks.live_rig.policy import Answer, LocalPolicy
+from rig.local_pool import LocalPool
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import DataPool
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
-from tests.rig.local_pool import LocalPool
 
 
 class LocalDataPool(DataPool):

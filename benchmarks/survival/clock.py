@@ -13,11 +13,11 @@ from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import POOL_NODE, SurvivalCluster, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
+from rig.builders import make_step
+from rig.preloads import SHIFTED_CLOCK, build, preloaded
 from stepwell.errors import LeaseExpired
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.batch import Batch
-from tests.builders import make_step
-from tests.rig.preloads import SHIFTED_CLOCK, build, preloaded
 
 HOUR = 3600.0
 AGENTS = 8

@@ -15,13 +15,13 @@ from typing import Any
 
 import aiohttp
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import GatewayProcess, free_port, gateway_process
+from rig.ray_nodes import RayNodes, ray_nodes, redis_server
+from rig.threads import in_thread
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import GatewayProcess, free_port, gateway_process
-from tests.rig.ray_nodes import RayNodes, ray_nodes, redis_server
-from tests.rig.threads import in_thread
 
 POOL = "data_pool"
 READY_TIMEOUT = 240.0

@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.survival.cluster import POOL, SurvivalCluster, survival_cluster
 from benchmarks.survival.row import RowOutcome
-from tests.rig.atropos.server import atropos_process
-from tests.rig.gateways import GatewayProcess, served_process
-from tests.rig.hostile.attack import HostileSurface
-from tests.rig.hostile.surfaces import NO_REWARDS, atropos_surface, dashboard_surface, gateway_surface
+from rig.atropos.server import atropos_process
+from rig.gateways import GatewayProcess, served_process
+from rig.hostile.attack import HostileSurface
+from rig.hostile.surfaces import NO_REWARDS, atropos_surface, dashboard_surface, gateway_surface
 
 REQUESTS = {"gateway": 50_000, "atropos": 30_000, "dashboard": 20_000}
 QUICK = 50

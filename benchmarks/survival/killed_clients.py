@@ -22,8 +22,8 @@ from benchmarks.survival.full_disk import seconds_until
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 from benchmarks.survival.trainer_process import CountedSteps, read_counts
-from tests.rig.atropos.server import atropos_process, scored_group
-from tests.rig.gateways import GatewayProcess, free_port
+from rig.atropos.server import atropos_process, scored_group
+from rig.gateways import GatewayProcess, free_port
 
 KILLS = {"trainer": 34, "door": 33, "reward_worker": 33}
 LIFE = 0.0, 1.5

@@ -15,12 +15,12 @@ from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import POOL, SurvivalCluster, logs_of_failure, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
+from rig.network_namespace import NetworkNamespace, network_namespace
+from rig.ray_node_process import ray_node_process
+from rig.ray_nodes import ray_nodes
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.journal_header import JournalIdentity
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from tests.rig.network_namespace import NetworkNamespace, network_namespace
-from tests.rig.ray_node_process import ray_node_process
-from tests.rig.ray_nodes import ray_nodes
 
 SHARDS, GATEWAYS = 4, 2
 SHARD_NAMES = PoolPlan(name=POOL, shards=SHARDS).shard_names()

@@ -22,9 +22,9 @@ from benchmarks.survival.guard_history import GuardHistory, contradictions
 from benchmarks.survival.live_trainer import GUARD, VERSIONS, LiveCheckpoint, read_live_checkpoint
 from benchmarks.survival.live_users import LiveUsers
 from benchmarks.survival.row import RowOutcome
+from rig.gateways import free_port
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.rules.batch_selection import ROLLED_BACK
-from tests.rig.gateways import free_port
 
 ROUNDS, USERS = 3, 10
 GATEWAYS, SHARDS, ENGINES = 2, 2, 2
@@ -122,7 +122,7 @@ class LiveProcesses:
         await self._start("trainer", *line)
 
     async def _start_engine(self, url: str) -> None:
-        await self._start(url, "tests.rig.fake_engine", "--port", url.rpartition(":")[2])
+        await self._start(url, "rig.fake_engine", "--port", url.rpartition(":")[2])
         async with (
             aiohttp.ClientSession() as http,
             http.put(f"{url}/fake/faults", json={"token_delay_s": TOKEN_DELAY}) as answer,

@@ -13,10 +13,10 @@ from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import POOL, POOL_NODE, SurvivalCluster, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
+from rig.postgres import PostgresServer, postgres_server
+from rig.ray_nodes import ray_nodes
 from stepwell.errors import StepwellError
 from stepwell.pool.api.plan import PoolPlan
-from tests.rig.postgres import PostgresServer, postgres_server
-from tests.rig.ray_nodes import ray_nodes
 
 SHARDS, AGENTS, MOST_CALLS = 2, 8, 60
 BEFORE = 3.0

@@ -10,8 +10,8 @@ from benchmarks.survival.cluster import survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.lost_node import BEFORE, MOST_CALLS, SHARDS, epochs, until_answering, until_opened
 from benchmarks.survival.row import RowOutcome
-from tests.rig.postgres import PostgresServer, postgres_folder, postgres_server, url_of
-from tests.rig.waiting import wait_until
+from rig.postgres import PostgresServer, postgres_folder, postgres_server, url_of
+from rig.waiting import wait_until
 
 AGENTS = 8
 NOTICED = 3.0

@@ -12,9 +12,9 @@ from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import POOL, POOL_NODE, SurvivalCluster, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
+from rig.power_loss.lost_power import lose_power, preload, run_until_killed, survivors
+from rig.preloads import SYNCED_ONLY, build
 from stepwell.errors import PoolUnavailable
-from tests.rig.power_loss.lost_power import lose_power, preload, run_until_killed, survivors
-from tests.rig.preloads import SYNCED_ONLY, build
 
 AGENTS = 4
 ROUNDS = 50

@@ -17,13 +17,13 @@ from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import POOL
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
+from rig.fake_engine import FakeEngine
+from rig.gateways import gateway_process
+from rig.ray_nodes import RayNodes, ray_nodes
+from rig.threads import in_thread
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import gateway_process
-from tests.rig.ray_nodes import RayNodes, ray_nodes
-from tests.rig.threads import in_thread
 
 PREVIOUS = "7059718d"
 """The first commit with the journal of 0.3, which refuses those of before; from it on, releases can be mixed."""

@@ -11,7 +11,7 @@ from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import POOL, POOL_NODE, SurvivalCluster, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
-from tests.rig.waiting import until
+from rig.waiting import until
 
 GATEWAYS, AGENTS = 2, 16
 GROUP_SIZE = 2

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.survival.breaking_proxy import text_of
-from tests.rig.fake_engine import FakeEngine, Faults
+from rig.fake_engine import FakeEngine, Faults
 
 RETRY_PAUSE = 0.2
 ATTEMPTS = 30

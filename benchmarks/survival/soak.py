@@ -25,10 +25,10 @@ from benchmarks.survival.cluster import SurvivalCluster, survival_cluster
 from benchmarks.survival.load import AgentLoad
 from benchmarks.survival.row import RowOutcome
 from benchmarks.survival.soak_trainer import TrainedStep, TrainerRecord, describe, read_record
+from rig.atropos.server import atropos_process, scored_group
+from rig.gateways import GatewayProcess, free_port
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step, ids_array
-from tests.rig.atropos.server import atropos_process, scored_group
-from tests.rig.gateways import GatewayProcess, free_port
 
 MINUTES = 60.0
 GATEWAYS, SHARDS = 3, 3

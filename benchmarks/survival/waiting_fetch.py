@@ -12,11 +12,11 @@ from typing import Any
 
 from benchmarks.survival.cluster import POOL, survival_cluster
 from benchmarks.survival.row import RowOutcome
+from rig.builders import make_step
 from stepwell.errors import FetchTimeout
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink
-from tests.builders import make_step
 
 SHARDS, RATE = 16, 40.0
 SECONDS = 20.0

@@ -17,14 +17,14 @@ from benchmarks.learning_rig.rig import SEED, TASK, open_rig, settings
 from benchmarks.trainers_rig.live import LiveLength, measure_live
 from benchmarks.trainers_rig.recorded import RecordedRollout, Recording, learnable_groups
 from benchmarks.trainers_rig.timed_run import Length
+from rig.fake_engine import FakeEngine, Faults
+from rig.threads import in_thread
+from rig.tiny_model import make_tiny_model
 from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.model import write_model
 from stepwell.demo.run import NAMESPACE, demo_ray, pool_with
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.client import DataPool, PoolClient
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.threads import in_thread
-from tests.rig.tiny_model import make_tiny_model
 
 if TYPE_CHECKING:
     import torch

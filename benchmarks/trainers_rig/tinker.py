@@ -10,8 +10,8 @@ from benchmarks.trainers_rig.other_environment import run_program
 from benchmarks.trainers_rig.row import TrainerRow
 from benchmarks.trainers_rig.stage import Stage
 from benchmarks.trainers_rig.timed_run import Length, Round
+from rig.trainers.skyrl_server import start_skyrl
 from stepwell.demo.model import write_model
-from tests.rig.trainers.skyrl_server import start_skyrl
 
 RANK = 8
 ROUNDS, UPDATES = 5, 6
@@ -19,7 +19,7 @@ ROUNDS, UPDATES = 5, 6
 
 
 def measure(stage: Stage, length: Length) -> list[Round]:
-    from tests.e2e.two_tenants import new_model
+    from rig.two_tenants import new_model
 
     length = replace(length, rounds=min(length.rounds, ROUNDS), updates=min(length.updates, UPDATES))
     model, adapters = write_model(new_model(), stage.folder / "qwen3"), 2 * length.rounds + 2

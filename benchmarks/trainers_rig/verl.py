@@ -14,9 +14,9 @@ from benchmarks.trainers_rig.row import TrainerRow
 from benchmarks.trainers_rig.stage import TRAINED, Stage
 from benchmarks.trainers_rig.timed_run import Length, Round, TimedRun
 from benchmarks.truth_rig.other_trainers import CHECKOUT
-from tests.rig.ray_nodes import joined_node
-from tests.rig.trainers.verl_run import PATHS, RESOURCES, start_verl
-from tests.rig.waiting import wait_until
+from rig.ray_nodes import joined_node
+from rig.trainers.verl_run import PATHS, RESOURCES, start_verl
+from rig.waiting import wait_until
 
 RATE = 1e-4
 ROUNDS, UPDATES = 3, 20

@@ -3,14 +3,14 @@ from pathlib import Path
 
 import pytest
 
+from rig.gateways import GatewayProcess, gateway_process
+from rig.ray_cluster import RayCluster
+from rig.vllm_server import VllmServer, start_vllm
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.e2e.episodes import Episode, open_episode
 from tests.e2e.weights import NEW_LETTER, Weights, make_plain_model
-from tests.rig.gateways import GatewayProcess, gateway_process
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.vllm_server import VllmServer, start_vllm
 
 RESPONSE_LENGTH = 4096
 """More than the engine's window holds, as where one gateway serves engines of several sizes."""

@@ -4,9 +4,9 @@ test's own."""
 import re
 from pathlib import Path
 
-from tests.rig.gateways import free_port
-from tests.rig.shells import Shell
-from tests.rig.waiting import wait_until
+from rig.gateways import free_port
+from rig.shells import Shell
+from rig.waiting import wait_until
 
 README = Path(__file__).parents[2] / "README.md"
 ENGINE, GATEWAY = "http://127.0.0.1:8001", "http://127.0.0.1:8100"

@@ -7,14 +7,14 @@ from pathlib import Path
 import openai
 import pytest
 
+from rig.calls import get, post
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import agent_of
+from rig.vllm_server import VllmServer, start_vllm
+from rig.waiting import until
 from stepwell.commands.policy import set_version
 from stepwell.errors import Conflict
-from tests.integration.gateway.agent import agent_of
-from tests.rig.calls import get, post
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vllm_server import VllmServer, start_vllm
-from tests.rig.waiting import until
 
 TOLD_WITHIN = 10.0
 """Seconds."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.rig.atropos.processes import CHECKOUT, atropos_python, running
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.rollout_server import FakeRolloutServer
-from tests.rig.threads import in_thread
-from tests.rig.waiting import wait_until
+from rig.atropos.processes import CHECKOUT, atropos_python, running
+from rig.fake_engine import FakeEngine
+from rig.rollout_server import FakeRolloutServer
+from rig.threads import in_thread
+from rig.waiting import wait_until
 
-ENVIRONMENTS = CHECKOUT / "tests" / "rig" / "atropos" / "environments"
+ENVIRONMENTS = CHECKOUT / "rig" / "atropos" / "environments"
 STEPS = 4
 """With an evaluation and a checkpoint at every second."""
 KINDS = {"sums": 6, "words": 6, "debates": 8}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from rig.atropos import GROUPS, QUEUE_LIMIT, Consumed, atropos_server, consume
+from rig.atropos.server import atropos_process
+from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.atropos import GROUPS, QUEUE_LIMIT, Consumed, atropos_server, consume
-from tests.rig.atropos.server import atropos_process
-from tests.rig.ray_cluster import RayCluster
 
 FIELDS = {
     *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "generation_params"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.vllm_server import vllm_python
+from rig.vllm_server import vllm_python
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ sys.modules["ray"] = None  # importing it fails, as where it is not installed
 sys.modules["pyarrow"] = None
 from stepwell.steps.columns import pack
 from stepwell.pool.client.batch import make_batch
-from tests.builders import make_step
+from rig.builders import make_step
 steps = [
     make_step("a", step_index=0, response_ids=[3], reward=0.5),
     make_step("a", step_index=1, prompt_ids=[1, 2, 3, 9]),

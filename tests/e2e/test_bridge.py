@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import Agent, agent_of
+from rig.vllm_server import VllmServer
+from rig.vocabulary import END_OF_TURN
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import MergedRows, merge_rows
 from stepwell.steps.step import Step
 from tests.e2e.episodes import heard_streamed, heard_whole
-from tests.integration.gateway.agent import Agent, agent_of
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vllm_server import VllmServer
-from tests.rig.vocabulary import END_OF_TURN
 
 ROLLOUTS, TURNS = 4, 3
 ENDING_SOON: dict[str, Any] = {"max_tokens": 120, "logit_bias": {str(END_OF_TURN): 5.0}}

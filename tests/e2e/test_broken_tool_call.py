@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from openai.types.chat import ChatCompletionChunk
 
+from rig.calls import post
+from rig.vllm_server import VllmServer
+from rig.vocabulary import END_OF_TURN, encode
 from stepwell.engines.vllm import DERENDER, VllmEngine
 from stepwell.gateway.continuation import rest_chunk
 from stepwell.gateway.dialects.chat import ChatDialect
@@ -18,9 +21,6 @@ from stepwell.gateway.dialects.openai_choices import ChoicesStream
 from stepwell.steps.step import ids_array, logprobs_array
 from stepwell.wire.openai import Sampled
 from tests.e2e.episodes import heard_streamed
-from tests.rig.calls import post
-from tests.rig.vllm_server import VllmServer
-from tests.rig.vocabulary import END_OF_TURN, encode
 
 Json = dict[str, Any]
 

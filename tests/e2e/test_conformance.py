@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.foreign import PROGRAMS, foreign_env
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
+from rig.fake_engine import FakeEngine, Faults
+from rig.foreign import PROGRAMS, foreign_env
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 
 CONTROL = "control-key-of-the-tests"
 

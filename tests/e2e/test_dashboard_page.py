@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from rig.browser import Faults, in_thread, open_browser, open_page
+from rig.dashboard import MadeUpPool, make_dashboard
+from rig.made_up_rollouts import DANGER, RigTokenizer, key_of
+from rig.oidc_provider import CLIENT_ID, CLIENT_SECRET, serve_provider
+from rig.page_checks import faint_texts, unnamed_controls
 from stepwell.access.access_keys import AccessKeys
 from stepwell.dashboard.login.oidc import OidcClient, OidcLogin
 from stepwell.dashboard.login.people import ListedPeople
 from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.watching import TrajectoryState
-from tests.rig.browser import Faults, in_thread, open_browser, open_page
-from tests.rig.dashboard import MadeUpPool, make_dashboard
-from tests.rig.made_up_rollouts import DANGER, RigTokenizer, key_of
-from tests.rig.oidc_provider import CLIENT_ID, CLIENT_SECRET, serve_provider
-from tests.rig.page_checks import faint_texts, unnamed_controls
 
 KEY = "a-control-key-of-tests"
 WITH_DANGER, NAMED_DANGEROUSLY, MARKED_DANGEROUSLY = 3, 13, 11
-"""Numbers of rollouts, as tests/rig/made_up_rollouts.py makes them."""
+"""Numbers of rollouts, as rig/made_up_rollouts.py makes them."""
 
 
 class PoolWithDanger(MadeUpPool):

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.rig.browser import open_browser, open_page
-from tests.rig.gateways import free_port
-from tests.rig.waiting import answers, wait_until
+from rig.browser import open_browser, open_page
+from rig.gateways import free_port
+from rig.waiting import answers, wait_until
 
 SMALL, LARGE = 1_000, 20_000
 ROWS = 100
@@ -33,7 +33,7 @@ def urls() -> Iterator[dict[int, str]]:
 def dashboard(trajectories: int) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "tests.rig.dashboard", "--port", str(port), "--trajectories", str(trajectories)]
+    command = [sys.executable, "-m", "rig.dashboard", "--port", str(port), "--trajectories", str(trajectories)]
     process = subprocess.Popen(command)
     try:
         wait_until(lambda: answers(f"{url}/health"), "the dashboard", timeout=120)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.vllm_server import VllmServer
+from rig.vllm_server import VllmServer
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 

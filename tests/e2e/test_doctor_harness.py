@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rig.agents import TaskEngine, installed
+from rig.fake_engine import ToolCall
+from rig.threads import in_thread
 from stepwell.agents.cli_agents import ClaudeCode
 from stepwell.doctor.harness_trial import TASK
-from tests.rig.agents import TaskEngine, installed
-from tests.rig.fake_engine import ToolCall
-from tests.rig.threads import in_thread
 
 
 def test_an_installed_harness_connects_and_its_turns_are_one_row(tmp_path: Path) -> None:

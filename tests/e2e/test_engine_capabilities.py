@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rig.engine_proxy import CONTROL, RENDERERS, EngineProxy
+from rig.threads import in_thread
+from rig.vllm_server import VllmServer
 from stepwell.commands.processes import missing_lines
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import Grade, plain
@@ -14,9 +17,6 @@ from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from tests.e2e.test_bridge import TURNS, roll_out, rows_of
 from tests.integration.doctor.test_faults import found
 from tests.integration.engines.test_missing import LACKING
-from tests.rig.engine_proxy import CONTROL, RENDERERS, EngineProxy
-from tests.rig.threads import in_thread
-from tests.rig.vllm_server import VllmServer
 
 PATIENCE = 120.0
 """On a starved machine a token takes longer than `up` waits for it."""

@@ -22,6 +22,10 @@ from openai import OpenAI, OpenAIError
 from transformers import AutoModelForCausalLM
 
 import stepwell
+from rig.gateways import gateway_process
+from rig.ray_cluster import RayCluster
+from rig.vllm_server import ENVIRONMENT, FLAGS, vllm_python
+from rig.waiting import wait_until
 from stepwell.demo.engine import StartingEngine, start_engine
 from stepwell.errors import StepwellError
 from stepwell.gateway.recording.version_confirmer import BRACKET
@@ -34,10 +38,6 @@ from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
-from tests.rig.gateways import gateway_process
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.vllm_server import ENVIRONMENT, FLAGS, vllm_python
-from tests.rig.waiting import wait_until
 
 ALIKE = 1e-3
 LEARNING_RATE = 3e-4

@@ -14,14 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.atropos.server import TRAINER, atropos_process
+from rig.gateways import gateway_process
+from rig.ray_cluster import RayCluster
+from rig.vllm_server import MODEL_NAME, VllmServer
+from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.atropos.server import TRAINER, atropos_process
-from tests.rig.gateways import gateway_process
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.vllm_server import MODEL_NAME, VllmServer
-from tests.rig.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 MAX_STALENESS = 4
@@ -104,7 +104,7 @@ def environment(server: str, gateway: str, folder: Path) -> "Iterator[subprocess
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     with (folder / "env.log").open("a") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.rig.envs.numbered", "serve", *words],
+            [sys.executable, "-m", "rig.envs.numbered", "serve", *words],
             cwd=ROOT,
             stdout=log,
             stderr=log,

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rig.calls import post
+from rig.gateways import GatewayProcess
+from rig.vllm_server import VllmServer
+from rig.vocabulary import pieces
 from stepwell.envs.config import APIServerConfig
 from stepwell.envs.servers import ManagedServer, SequenceNode, ServerManager
 from tests.e2e.test_tools_and_formats import DEMANDED, ending_seed
 from tests.e2e.weights import Weights
-from tests.rig.calls import post
-from tests.rig.gateways import GatewayProcess
-from tests.rig.vllm_server import VllmServer
-from tests.rig.vocabulary import pieces
 
 Json = dict[str, Any]
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
+from rig.gateways import free_port
+from rig.shells import Shell, fresh_shell
+from rig.vllm_server import vllm_python
 from stepwell.demo.engine import start_engine
 from tests.examples.folders import EXAMPLES, addresses_replaced, shell_block
-from tests.rig.gateways import free_port
-from tests.rig.shells import Shell, fresh_shell
-from tests.rig.vllm_server import vllm_python
 
 ENGINE = "http://127.0.0.1:8001"
 """As the README names it."""

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.rig.atropos.server import TRAINER, atropos_process
-from tests.rig.gateways import GatewayProcess
-from tests.rig.group_files import read_lines, read_table
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.vllm_server import MODEL_NAME
+from rig.atropos.server import TRAINER, atropos_process
+from rig.gateways import GatewayProcess
+from rig.group_files import read_lines, read_table
+from rig.ray_cluster import RayCluster
+from rig.vllm_server import MODEL_NAME
 
 FOLDER = Path(__file__).parents[2] / "examples" / "envs"
 SHORT = {

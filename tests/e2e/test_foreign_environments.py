@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine, Reply
+from rig.foreign import HARBOR_TASK, PROGRAMS, foreign_env
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.agents.foreign.tasks_process import CHILD
 from stepwell.agents.rollout import RolloutCounts
 from stepwell.commands.envs_run import EnvsRunSettings, make_rollouts
-from tests.rig.fake_engine import FakeEngine, Reply
-from tests.rig.foreign import HARBOR_TASK, PROGRAMS, foreign_env
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 CONTROL = "control-key-of-the-tests"
 VARIABLES = ("PYTHONPATH", "LITELLM_LOCAL_MODEL_COST_MAP")

@@ -13,19 +13,19 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from rig.agents import TaskEngine, installed
+from rig.agents.engine import NOTE, PROMPT, SUMMARY
+from rig.agents.gateway import CONTROL_KEY, AgentsGateway, agents_gateway, reply_text
+from rig.agents.task import CALLS, DELEGATING, ERRAND, LOOK
+from rig.fake_engine import ToolCall
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.cli_agents import HARNESSES, Codex, CommandLineHarness
 from stepwell.agents.rollout import RolloutResult, RolloutStatus
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import Step
-from tests.rig.agents import TaskEngine, installed
-from tests.rig.agents.engine import NOTE, PROMPT, SUMMARY
-from tests.rig.agents.gateway import CONTROL_KEY, AgentsGateway, agents_gateway, reply_text
-from tests.rig.agents.task import CALLS, DELEGATING, ERRAND, LOOK
-from tests.rig.fake_engine import ToolCall
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
 
 SIDE_CALLS: Mapping[str, list[str]] = {"opencode": ["side_call: title"]}
 TIMEOUT = 600.0

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from rig.tiny_model import make_tiny_classifier
+from rig.vllm_server import VllmServer, start_vllm, vllm_python
 from stepwell.errors import RewardFailed
 from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.loading import load
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.rewards.sample import Sample
-from tests.rig.tiny_model import make_tiny_classifier
-from tests.rig.vllm_server import VllmServer, start_vllm, vllm_python
 from tests.unit.rewards.texts import answered, step, trajectory
 
 QUESTION = "What is it?"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
+from rig.vllm_server import VllmServer
 from tests.e2e.episodes import Episode
 from tests.e2e.weights import metric, take_time, until
-from tests.rig.vllm_server import VllmServer
 
 Json = dict[str, Any]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.demo_command import demo, mentioning
-from tests.rig.vllm_server import vllm_python
+from rig.demo_command import demo, mentioning
+from rig.vllm_server import vllm_python
 
 UPDATES = 6
 

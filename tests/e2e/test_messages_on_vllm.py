@@ -6,9 +6,9 @@ from typing import Any
 import anthropic
 import pytest
 
+from rig.vllm_server import MODEL_NAME
 from stepwell.steps.step import Exactness
 from tests.e2e.episodes import Episode
-from tests.rig.vllm_server import MODEL_NAME
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOLS: Any = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]

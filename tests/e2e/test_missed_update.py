@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rig.calls import get
+from rig.vllm_server import VllmServer, start_vllm
 from stepwell.engines.engine import EngineControl, changing_from
 from stepwell.errors import SyncFailed
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync
-from tests.rig.calls import get
-from tests.rig.vllm_server import VllmServer, start_vllm
 
 PROBE = list(b"What the weights make of this\n")
 RATE = 1e-5

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from rig.docs_pages import DOCS, blocks
+from rig.foreign.gym_package import importable_gym
+from rig.local_pool import LocalPool
 from stepwell.errors import BadRequest, Conflict
 from stepwell.nemo_gym import RECORD, PoolLineage, PoolTokenSink, PoolTokenSource
 from stepwell.pool.api.plan import PoolPlan
@@ -19,9 +22,6 @@ from stepwell.pool.api.producing import EndResult
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Exactness
-from tests.rig.foreign.gym_package import importable_gym
-from tests.rig.local_pool import LocalPool
-from tests.unit.docs_pages import DOCS, blocks
 
 CHECKS = [
     *("put_then_freeze_visibility", "idempotent_reput", "conflicting_reput", "mark_incomplete_durability"),

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.gateways import free_port
-from tests.rig.shells import Shell, fresh_shell
-from tests.rig.vllm_server import VllmServer
-from tests.rig.waiting import wait_until
+from rig.gateways import free_port
+from rig.shells import Shell, fresh_shell
+from rig.vllm_server import VllmServer
+from rig.waiting import wait_until
 
 CHECKOUT = Path(__file__).parents[2]
 LONGEST = 300.0

@@ -10,12 +10,12 @@ import httpx
 import numpy as np
 import pytest
 
+from rig.calls import get
+from rig.gateways import GatewayProcess
+from rig.vllm_server import VllmServer
 from stepwell.steps.step import Step, VersionSpan
 from tests.e2e.episodes import Episode, Heard
 from tests.e2e.weights import NEW_LETTER, Weights, metric, paused, take_time, until
-from tests.rig.calls import get
-from tests.rig.gateways import GatewayProcess
-from tests.rig.vllm_server import VllmServer
 
 Json = dict[str, Any]
 

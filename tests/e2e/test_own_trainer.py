@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from rig.calls import get
+from rig.ray_cluster import RayCluster
+from rig.vllm_server import VllmServer
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.calls import get
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.vllm_server import VllmServer
 from tests.unit.trainers.models import one_turn
 
 PAGE = Path(__file__).parents[2] / "docs" / "bring-your-own-trainer.md"

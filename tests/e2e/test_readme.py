@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rig.shells import fresh_shell
+from rig.vllm_server import VllmServer
 from tests.e2e.readme_path import follow
-from tests.rig.shells import fresh_shell
-from tests.rig.vllm_server import VllmServer
 
 CHECKOUT = Path(__file__).parents[2]
 

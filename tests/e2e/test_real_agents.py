@@ -10,13 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rig.agents import AGENTS, Agent, TaskEngine
+from rig.agents.engine import NOTE, PROMPT
+from rig.agents.gateway import CONTROL_KEY, AgentsGateway, agents_gateway, reply_text
+from rig.fake_engine import ToolCall
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
 from stepwell.agents.cli_agents import ModelAccess
-from tests.rig.agents import AGENTS, Agent, TaskEngine
-from tests.rig.agents.engine import NOTE, PROMPT
-from tests.rig.agents.gateway import CONTROL_KEY, AgentsGateway, agents_gateway, reply_text
-from tests.rig.fake_engine import ToolCall
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
 
 ANSWER = "It keeps heron."
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from rig.vllm_server import MODEL_NAME
 from stepwell.steps.step import Exactness
 from tests.e2e.episodes import Episode
-from tests.rig.vllm_server import MODEL_NAME
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOLS: Any = [{"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA}]

@@ -9,10 +9,10 @@ from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 import stepwell
+from rig.gateways import GatewayProcess
+from rig.vllm_server import VllmServer
 from stepwell.pool.client import DataPool
 from stepwell.steps.step import Exactness, Step
-from tests.rig.gateways import GatewayProcess
-from tests.rig.vllm_server import VllmServer
 
 USER_TURNS = ("Good morning!", "Wie geht's? 你好 🙂", "And then?")
 SAMPLING: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "max_tokens": 24}

@@ -10,19 +10,19 @@ from statistics import fmean
 
 import pytest
 
+from rig.gateways import gateway_process
+from rig.ray_cluster import RayCluster
+from rig.trainers.process import DEFAULT
+from rig.trainers.skyrl_server import SkyrlServer, start_skyrl
+from rig.trainers.tinker_run import TinkerRun, start_tinker
+from rig.two_tenants import GROUP, WANTED, Tenants, held_out_answers, logprob_gap, make_base_model, reward
+from rig.vllm_server import VllmServer, start_vllm
+from rig.waiting import until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.feed import read_state
 from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
-from tests.e2e.two_tenants import GROUP, WANTED, Tenants, held_out_answers, logprob_gap, make_base_model, reward
-from tests.rig.gateways import gateway_process
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.trainers.process import DEFAULT
-from tests.rig.trainers.skyrl_server import SkyrlServer, start_skyrl
-from tests.rig.trainers.tinker_run import TinkerRun, start_tinker
-from tests.rig.vllm_server import VllmServer, start_vllm
-from tests.rig.waiting import until
 
 pytestmark = pytest.mark.nightly
 

@@ -12,6 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from rig.ray_cluster import RayCluster
+from rig.trainers.groups_ahead import NEVER, GroupsAhead
+from rig.trainers.process import DEFAULT, lives_on
+from rig.trainers.skyrl_server import start_skyrl
+from rig.trainers.tinker_run import TinkerRun, start_tinker
+from rig.two_tenants import new_model
+from rig.waiting import until
 from stepwell.demo.model import write_model
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
@@ -19,13 +26,6 @@ from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.feed import read_state
 from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
 from tests.e2e.test_tinker_service import CHANNEL, ROLLOUTS, SETTINGS, WITHIN, add_group
-from tests.e2e.two_tenants import new_model
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.trainers.groups_ahead import NEVER, GroupsAhead
-from tests.rig.trainers.process import DEFAULT, lives_on
-from tests.rig.trainers.skyrl_server import start_skyrl
-from tests.rig.trainers.tinker_run import TinkerRun, start_tinker
-from tests.rig.waiting import until
 from tests.unit.trainers.scripted_engine import serve
 from tests.unit.trainers.tinker.adapter_engine import AdapterEngine
 

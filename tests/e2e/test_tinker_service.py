@@ -8,6 +8,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from rig.ray_cluster import RayCluster
+from rig.trainers.process import DEFAULT
+from rig.trainers.skyrl_server import start_skyrl
+from rig.trainers.tinker_run import TinkerRun, start_tinker
+from rig.two_tenants import new_model
+from rig.waiting import until
 from stepwell.demo.model import write_model
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
@@ -15,12 +21,6 @@ from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.feed import read_state
 from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
-from tests.e2e.two_tenants import new_model
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.trainers.process import DEFAULT
-from tests.rig.trainers.skyrl_server import start_skyrl
-from tests.rig.trainers.tinker_run import TinkerRun, start_tinker
-from tests.rig.waiting import until
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import serve
 from tests.unit.trainers.tinker.adapter_engine import AdapterEngine

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import get_args
 
+from rig.trainers.process import answer_of, start_program
 from stepwell.trainers.tinker.tinker_settings import TinkerLoss
-from tests.rig.trainers.process import answer_of, start_program
 
 
 def test_a_row_is_a_datum_and_tinkers_clients_have_what_is_called(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from rig.calls import post
+from rig.vllm_server import VllmServer
+from rig.vocabulary import pieces
 from stepwell.errors import FetchTimeout
 from stepwell.pool.client import DataPool
 from stepwell.steps.step import BRIDGED, Step
 from tests.e2e.episodes import Episode
-from tests.rig.calls import post
-from tests.rig.vllm_server import VllmServer
-from tests.rig.vocabulary import pieces
 
 Json = dict[str, Any]
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from rig.calls import get
+from rig.ray_cluster import RayCluster
+from rig.ray_nodes import joined_node
+from rig.trainers.verl_run import ALIKE, RESOURCES, start_verl
+from rig.vllm_server import VllmServer
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.calls import get
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.ray_nodes import joined_node
-from tests.rig.trainers.verl_run import ALIKE, RESOURCES, start_verl
-from tests.rig.vllm_server import VllmServer
 from tests.unit.trainers.models import one_turn
 
 POOL = "training_in_verl"

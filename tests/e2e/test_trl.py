@@ -18,6 +18,12 @@ import torch
 from playwright.sync_api import Page, expect
 from transformers import AutoModelForCausalLM
 
+from rig.browser import open_browser, open_page
+from rig.gateways import free_port
+from rig.ray_cluster import RayCluster
+from rig.trainers.process import DEFAULT, PROGRAMS, answer_of, start_command
+from rig.vllm_server import vllm_python
+from rig.watched_demo import demo_dashboard
 from stepwell.demo.agent_process import VALIDATION, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
 from stepwell.demo.model import make_model, warm_up, write_model
@@ -27,12 +33,6 @@ from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
 from stepwell.trainers.weight_sync import probe_logprobs
-from tests.rig.browser import open_browser, open_page
-from tests.rig.gateways import free_port
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.trainers.process import DEFAULT, PROGRAMS, answer_of, start_command
-from tests.rig.vllm_server import vllm_python
-from tests.rig.watched_demo import demo_dashboard
 
 pytestmark = pytest.mark.nightly
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from rig.builders import make_step
+from rig.ray_cluster import RayCluster
+from rig.tiny_model import make_tiny_model
+from rig.trainers.lives import passes_for
+from rig.trainers.process import answer_of, start_program
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.builders import make_step
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.tiny_model import make_tiny_model
-from tests.rig.trainers.lives import passes_for
-from tests.rig.trainers.process import answer_of, start_program
 
 ROLLOUTS, DIGIT = 2, 16
 SAMPLES = 3

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from rig.ray_cluster import RayCluster
+from rig.ray_nodes import joined_node
+from rig.trainers.groups_ahead import NEVER, GroupsAhead
+from rig.trainers.process import lives_on
+from rig.trainers.verl_run import RESOURCES, VerlRun, start_verl
+from rig.vllm_server import VllmServer
+from rig.waiting import until
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.e2e.test_verl_trainer import START_TIMEOUT, STEP_TIMEOUT, has_queue
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.ray_nodes import joined_node
-from tests.rig.trainers.groups_ahead import NEVER, GroupsAhead
-from tests.rig.trainers.process import lives_on
-from tests.rig.trainers.verl_run import RESOURCES, VerlRun, start_verl
-from tests.rig.vllm_server import VllmServer
-from tests.rig.waiting import until
 from tests.unit.trainers.models import one_turn
 
 POOL = "verl_killed"

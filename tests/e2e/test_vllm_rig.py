@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rig.calls import Answer, get, post
+from rig.fake_engine import FakeEngine, Reply, ToolCall
+from rig.reference_logprobs import reference_logprobs
+from rig.tiny_model import make_tiny_model
+from rig.vllm_server import VllmServer
 from tests.e2e.weights import reload_weights
-from tests.rig.calls import Answer, get, post
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
-from tests.rig.reference_logprobs import reference_logprobs
-from tests.rig.tiny_model import make_tiny_model
-from tests.rig.vllm_server import VllmServer
 
 Json = dict[str, Any]
 

@@ -13,6 +13,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from rig.calls import get
+from rig.gateways import GatewayProcess
+from rig.vllm_server import VllmServer
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import SyncFailed
 from stepwell.gateway.recording.version_confirmer import BRACKET
@@ -23,9 +26,6 @@ from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
 from tests.e2e.episodes import open_episode
 from tests.e2e.weights import Weights as EngineWeights
 from tests.e2e.weights import metric, until
-from tests.rig.calls import get
-from tests.rig.gateways import GatewayProcess
-from tests.rig.vllm_server import VllmServer
 
 UPDATES = 50
 AGENTS = 3

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from rig.pythons import find_python
+from rig.shells import Shell, fresh_shell
+from rig.vllm_server import VllmServer
 from stepwell.commands import COMMANDS
 from tests.e2e.readme_path import follow, installation
-from tests.rig.pythons import find_python
-from tests.rig.shells import Shell, fresh_shell
-from tests.rig.vllm_server import VllmServer
 
 CHECKOUT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from tests.rig.calls import get, post
-from tests.rig.tiny_model import PADDING_MARK, make_tiny_model
-from tests.rig.vllm_server import VllmServer
-from tests.rig.vocabulary import VOCABULARY_SIZE
+from rig.calls import get, post
+from rig.tiny_model import PADDING_MARK, make_tiny_model
+from rig.vllm_server import VllmServer
+from rig.vocabulary import VOCABULARY_SIZE
 
 PLAIN = frozenset((ord("\n"), *range(ord(" "), ord("~") + 1)))
 """The ids that a plain model writes; the line feed, the last id of every prompt, must be among them."""

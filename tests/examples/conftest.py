@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from rig.agents import TaskEngine
+from rig.agents.engine import CONTEXT
+from rig.fake_engine import Reply
+from rig.fake_engine.asking import Json
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.shells import Shell, fresh_shell
+from rig.threads import in_thread
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.pool.client.batch import Batch
 from tests.examples.folders import EXAMPLES
-from tests.rig.agents import TaskEngine
-from tests.rig.agents.engine import CONTEXT
-from tests.rig.fake_engine import Reply
-from tests.rig.fake_engine.asking import Json
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.shells import Shell, fresh_shell
-from tests.rig.threads import in_thread
 
 KEY = "the-control-key-of-the-gateway"
 PATIENCE = 300.0

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from tests.unit.docs_pages import CHECKOUT, FENCE, blocks
+from rig.docs_pages import CHECKOUT, FENCE, blocks
 
 EXAMPLES = CHECKOUT / "examples"
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from rig.agents.process import environment
+from rig.docs_pages import CHECKOUT
+from rig.fake_engine import Reply, ToolCall
+from rig.fake_engine.asking import Json
 from stepwell.pool.client.batch import Batch
 from tests.examples.conftest import ExampleUser
 from tests.examples.folders import missing_lines, shell_block
-from tests.rig.agents.process import environment
-from tests.rig.fake_engine import Reply, ToolCall
-from tests.rig.fake_engine.asking import Json
-from tests.unit.docs_pages import CHECKOUT
 
 SOURCE = str(CHECKOUT / "src")
 """Stepwell for the Python of the agents' environment, where it is not installed."""

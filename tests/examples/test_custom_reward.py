@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from rig.fake_engine import Reply
+from rig.gateways import free_port
+from rig.shells import fresh_shell
+from rig.threads import in_thread
 from tests.examples.conftest import ScriptedEngine
 from tests.examples.folders import EXAMPLES, addresses_replaced, missing_lines, shell_block
-from tests.rig.fake_engine import Reply
-from tests.rig.gateways import free_port
-from tests.rig.shells import fresh_shell
-from tests.rig.threads import in_thread
 
 ENGINE = "http://127.0.0.1:8001"
 """As the README names it."""

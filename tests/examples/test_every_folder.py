@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rig.docs_pages import CHECKOUT, blocks
 from tests.examples.folders import EXAMPLES, folders, programs
-from tests.unit.docs_pages import CHECKOUT, blocks
 
 LONGEST = 80
 """Lines of a program."""

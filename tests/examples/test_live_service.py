@@ -3,11 +3,11 @@
 It has a pool of its own, because what is fetched as steps cannot be fetched as groups.
 """
 
+from rig.fake_engine import Reply
+from rig.gateways import free_port
+from rig.waiting import answers, wait_until
 from tests.examples.conftest import ExampleUser
 from tests.examples.folders import addresses_replaced, missing_lines, shell_block
-from tests.rig.fake_engine import Reply
-from tests.rig.gateways import free_port
-from tests.rig.waiting import answers, wait_until
 
 
 def test_live_service(user: ExampleUser) -> None:

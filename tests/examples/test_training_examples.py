@@ -12,6 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from rig import ray_cluster as ray_settings
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.group_files import read_lines
+from rig.local_pool import LocalPool
+from rig.ray_cluster import RayCluster
+from rig.shells import Shell, fresh_shell
+from rig.threads import in_thread
+from rig.trainers.process import DEFAULT, PROGRAMS, SETTINGS, answer_of, start_command, trainer_python
+from rig.vocabulary import END_OF_TURN, encode
 from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
 from stepwell.pool.api.plan import PoolPlan
@@ -19,16 +29,6 @@ from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.examples.folders import EXAMPLES, shell_block
-from tests.rig import ray_cluster as ray_settings
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.group_files import read_lines
-from tests.rig.local_pool import LocalPool
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.shells import Shell, fresh_shell
-from tests.rig.threads import in_thread
-from tests.rig.trainers.process import DEFAULT, PROGRAMS, SETTINGS, answer_of, start_command, trainer_python
-from tests.rig.vocabulary import END_OF_TURN, encode
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import ScriptedEngine, serve
 

@@ -1,24 +1,3 @@
-from collections.abc import AsyncIterator
+from rig.fixtures import engine, pool, two
 
-import pytest
-
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.local_pool import LocalPool
-
-
-@pytest.fixture
-async def engine() -> AsyncIterator[FakeEngine]:
-    async with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture
-async def two() -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
-    async with FakeEngine() as first, FakeEngine() as second:
-        yield first, second
-
-
-@pytest.fixture
-def pool() -> LocalPool:
-    """Tests that need other limits make their own."""
-    return LocalPool()
+__all__ = ["engine", "pool", "two"]

@@ -9,11 +9,11 @@ import pytest
 from openai import AsyncOpenAI, AuthenticationError, OpenAI
 
 import stepwell
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port, serve_gateway
+from rig.local_pool import LocalPool
+from rig.threads import in_thread
 from stepwell.errors import BadRequest, Conflict, Forbidden, GatewayUnreachable, NotReady, UnknownTrajectory
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.threads import in_thread
 
 
 class Connected:

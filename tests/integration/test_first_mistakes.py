@@ -8,11 +8,11 @@ import openai
 import pytest
 
 import stepwell
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port, serve_gateway
+from rig.issued_keys import CONTROL
 from stepwell.errors import BadRequest, NotReady, StepwellError
 from tests.integration.gateway.test_sessions import live_pool
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.issued_keys import CONTROL
 
 ASKED: Any = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 

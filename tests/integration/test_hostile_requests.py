@@ -10,15 +10,15 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.atropos.server import serve_atropos
+from rig.dashboard import MadeUpPool, serve_dashboard
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.hostile.attack import HostileSurface
+from rig.hostile.surfaces import atropos_surface, dashboard_surface, gateway_surface
+from rig.local_pool import LocalPool
+from rig.vocabulary import pieces
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
-from tests.rig.atropos.server import serve_atropos
-from tests.rig.dashboard import MadeUpPool, serve_dashboard
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.hostile.attack import HostileSurface
-from tests.rig.hostile.surfaces import atropos_surface, dashboard_surface, gateway_surface
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import pieces
 
 CONTROL = "control-key-of-the-tests"
 REQUESTS = 2_000

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rig.clean_root import make_clean_root
+from rig.gateways import free_port
+from rig.image_build import Image, build_context, build_image, instructions
 from tests.publishing.tools import complaints
-from tests.rig.clean_root import make_clean_root
-from tests.rig.gateways import free_port
-from tests.rig.image_build import Image, build_context, build_image, instructions
 
 CHECKOUT = Path(__file__).parents[2]
 DEPLOY = CHECKOUT / "deploy"

@@ -1,5 +1,5 @@
 """The parts that most of these tests attack."""
 
-from tests.integration.conftest import engine, pool
+from rig.fixtures import engine, pool
 
 __all__ = ["engine", "pool"]

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 import zstandard
 
+from rig.atropos.server import serve_atropos
+from rig.local_pool import LocalPool
 from stepwell.atropos import http
 from stepwell.atropos.http import FIRST_PIECE, MOST_MEMBERS, SMALL_BODY, Unreadable, decompress
 from stepwell.common.json_containers import MOST_CONTAINERS
 from stepwell.errors import BadRequest, TooLarge
 from stepwell.wire.scored_groups import groups_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow
-from tests.rig.atropos.server import serve_atropos
-from tests.rig.local_pool import LocalPool
 from tests.unit.wire.test_scored_groups_arrow import ROW, SCHEMA, stream
 
 LISTS = b'{"tokens": [' + b"[]," * (2 * MOST_CONTAINERS) + b'[]], "masks": [], "scores": []}'

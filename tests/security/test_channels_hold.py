@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.issued_keys import CONTROL, bearer
+from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key
 from stepwell.gateway.agent_calls import TRAJECTORY_HEADER
 from stepwell.steps.columns import unpack
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.issued_keys import CONTROL, bearer
-from tests.rig.local_pool import LocalPool
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 ROLLOUT, SESSION = ("task-0", "task"), ("chat-ann", "session@chat-ann")

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rig import forgetting as rig
+from rig.asked import asked
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.consent import CONSENT, RETENTION
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
@@ -15,9 +18,6 @@ from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
 from stepwell.wire.gateway_api import InitTrajectory
-from tests.builders import EasyPool, make_step
-from tests.rig import forgetting as rig
-from tests.rig.asked import asked
 
 
 async def rollouts(shard: ShardService, **consents: dict[str, Any]) -> None:

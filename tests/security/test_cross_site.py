@@ -8,6 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.atropos.server import TRAINER, join, scored_group, serve_atropos, start_training
+from rig.dashboard import MadeUpPool, serve_dashboard
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
 from stepwell.atropos.metrics import AtroposMetrics
@@ -15,11 +20,6 @@ from stepwell.atropos.registry import Registries
 from stepwell.atropos.routes import AtroposRoutes
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
-from tests.rig.atropos.server import TRAINER, join, scored_group, serve_atropos, start_training
-from tests.rig.dashboard import MadeUpPool, serve_dashboard
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 KEY = "control-key-of-the-tests"
 BEARER = {"Authorization": f"Bearer {KEY}"}

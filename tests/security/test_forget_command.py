@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.commands.forget import forget
 from stepwell.errors import BadRequest
 from stepwell.pool.api.plan import PoolPlan
@@ -14,8 +16,6 @@ from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.parquet import ParquetWriter
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
 
 ALICE, BOB = "alice@example.org", "bob@example.org"
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from rig import forgetting as rig
+from rig.actors import pid_of
+from rig.forgetting import ALICE, BOB, PLACES
+from rig.ray_cluster import RayCluster
 from stepwell.errors import Forgotten
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.pool.client import DataPool, PoolClient
 from tests.integration.pool.conftest import started
-from tests.rig import forgetting as rig
-from tests.rig.actors import pid_of
-from tests.rig.forgetting import ALICE, BOB, PLACES
-from tests.rig.ray_cluster import RayCluster
 
 
 async def hold_sessions(client: PoolClient) -> None:

@@ -10,6 +10,12 @@ from uuid import uuid4
 
 import pytest
 
+from rig import forgetting as rig
+from rig.asked import asked
+from rig.builders import make_step
+from rig.forgetting import ALICE, BOB, PLACES
+from rig.local_pool import LocalPool
+from rig.postgres import program
 from stepwell.errors import Forgotten
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
@@ -22,12 +28,6 @@ from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
-from tests.builders import make_step
-from tests.rig import forgetting as rig
-from tests.rig.asked import asked
-from tests.rig.forgetting import ALICE, BOB, PLACES
-from tests.rig.local_pool import LocalPool
-from tests.rig.postgres import program
 
 STEPS = (
     *("gateways", "waiting", "archive", "replace", "names", "archive _rewards", "replace _rewards"),

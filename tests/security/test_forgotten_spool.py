@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import Spool
 from stepwell.pool.api.producing import SCRUB_SPOOL
 from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.steps.step import Step
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 ALICE = "alice@example.org"
 SECRET = "the-queen-of-hearts"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rig.waiting import wait_until
 from stepwell.errors import RewardFailed
 from stepwell.rewards.builtin.python_tests import TestRun
 from stepwell.rewards.confinement.sandbox import SandboxLevel, open_sandbox
-from tests.rig.waiting import wait_until
 from tests.security.hostile_candidates import CORPUS, Hostile
 
 SECONDS = 3.0

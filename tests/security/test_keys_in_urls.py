@@ -8,12 +8,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.issued_keys import CONTROL, bearer
+from rig.local_pool import LocalPool
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key, revoke_key
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.issued_keys import CONTROL, bearer
-from tests.rig.local_pool import LocalPool
 
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 

@@ -8,6 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rig import forgetting as rig
+from rig.asked import asked
+from rig.builders import make_step
+from rig.forgetting import ALICE, BOB
 from stepwell.cli import main
 from stepwell.exports.lineage import ArchivedLineage, digest_of
 from stepwell.pool.api.leasing import BatchRequest
@@ -19,10 +23,6 @@ from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.digest import batch_digest, lineage_name, trajectory_digests
 from stepwell.steps.step import Exactness, logprobs_array
-from tests.builders import make_step
-from tests.rig import forgetting as rig
-from tests.rig.asked import asked
-from tests.rig.forgetting import ALICE, BOB
 from tests.security.test_forgotten_bytes import opened
 
 

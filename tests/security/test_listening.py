@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.gateways import GatewayProcess, free_port, gateway_process
 from stepwell.commands.atropos import AtroposSettings
 from stepwell.commands.dashboard import DashboardSettings
 from stepwell.commands.gateway import GatewaySettings
 from stepwell.commands.sections import ServerSection, read_settings
 from stepwell.common.listening import ServedHosts, is_loopback, require_safe_address
 from stepwell.errors import BadRequest
-from tests.rig.gateways import GatewayProcess, free_port, gateway_process
 
 GATEWAY = (
     *("--data-pool-name", "p", "--vllm-addresses", "http://127.0.0.1:9", "--tokenizer-path", "no/such/folder"),

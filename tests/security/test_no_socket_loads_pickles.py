@@ -18,16 +18,16 @@ import httpx
 import msgpack
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port, gateway_process, served_process
+from rig.network_links import ServedLink, served_link
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
+from rig.waiting import wait_until
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client.link_messages import HEADER, SIZE, LinkCall
 from stepwell.pool.client.network_link import GREETING, NONCE_BYTES, proof_of, read_secrets
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port, gateway_process, served_process
-from tests.rig.network_links import ServedLink, served_link
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
-from tests.rig.waiting import wait_until
 
 TIMEOUT = 5.0
 MEDIA_TYPES = (

@@ -13,6 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
+from rig.dashboard import MadeUpPool, make_dashboard, serve_dashboard
+from rig.issued_keys import CONTROL, bearer
+from rig.oidc_provider import ABSENT, CLIENT_ID, CLIENT_SECRET, OidcProvider, serve_provider
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
 from stepwell.commands.dashboard import DashboardSettings, login_of
@@ -21,9 +24,6 @@ from stepwell.common.optional import install_command
 from stepwell.dashboard.login.oidc import SESSION_SECONDS, OidcClient, OidcLogin
 from stepwell.dashboard.login.people import ListedPeople
 from stepwell.errors import BadRequest
-from tests.rig.dashboard import MadeUpPool, make_dashboard, serve_dashboard
-from tests.rig.issued_keys import CONTROL, bearer
-from tests.rig.oidc_provider import ABSENT, CLIENT_ID, CLIENT_SECRET, OidcProvider, serve_provider
 from tests.security.test_cross_site import ELSEWHERE, FOREIGN_TYPES
 
 ANN = {"email": "Ann@example.org", "email_verified": True}

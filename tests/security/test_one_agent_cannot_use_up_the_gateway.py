@@ -12,6 +12,12 @@ from weakref import WeakSet
 import openai
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.fake_engine.faults import Faults
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import agent_of
+from rig.waiting import until
 from stepwell.access.access_keys import AccessKeys, _derived_key
 from stepwell.common import bounded_http
 from stepwell.common.bounded_http import MOST_HEADER_BYTES, MOST_HEADERS, BoundedHttp
@@ -20,12 +26,6 @@ from stepwell.errors import BadRequest, Overloaded, TooLarge
 from stepwell.gateway import agent_calls
 from stepwell.gateway.http import deduplication
 from stepwell.gateway.http.quotas import CallQuota, CallQuotas
-from tests.integration.gateway.agent import agent_of
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.fake_engine.faults import Faults
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 
 def test_a_body_of_many_small_lists_is_refused_before_it_is_parsed() -> None:

@@ -12,6 +12,14 @@ import openai
 import pyarrow.parquet as pq
 import pytest
 
+from rig import forgetting as rig
+from rig.fake_engine import FakeEngine, Faults, Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalTransport
+from rig.openai_agent import Agent, agent_of
+from rig.redactions import SECRET
+from rig.vocabulary import encode
+from rig.waiting import until
 from stepwell.commands.export import ExportSettings, export_steps
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.recording.redactor import Redactor
@@ -23,16 +31,8 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.steps.columns import unpack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import Exactness, Step
-from tests.integration.gateway.agent import Agent, agent_of
-from tests.rig import forgetting as rig
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalTransport
-from tests.rig.redactions import SECRET
-from tests.rig.vocabulary import encode
-from tests.rig.waiting import until
 
-MODULE = "tests.rig.redactions"
+MODULE = "rig.redactions"
 ANSWER = f"I will write to {SECRET} at once"
 USER = {"role": "user", "content": f"My address is {SECRET}, write to me."}
 PATIENT = 60.0

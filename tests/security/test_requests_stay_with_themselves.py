@@ -7,6 +7,11 @@ import openai
 import orjson
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, agent_of
+from rig.vocabulary import ADDED_IDS
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import DialectContext
@@ -15,11 +20,6 @@ from stepwell.gateway.dialects.side_calls import writes_markers
 from stepwell.rewards.sample import sample_of
 from stepwell.steps.sampling import untrainable_reason
 from stepwell.wire.openai import Upstream
-from tests.integration.gateway.agent import HELLO, agent_of
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import ADDED_IDS
 
 CONTROL = "control-key-of-this-test"
 REACHING_FURTHER: dict[str, Any] = {

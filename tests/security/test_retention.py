@@ -12,6 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from rig import forgetting as rig
+from rig.asked import asked
+from rig.builders import make_step
+from rig.forgetting import ALICE, BOB, PLACES
+from rig.local_pool import LocalPool, LocalTransport
 from stepwell.commands.forget import forget_kept_back, forget_overdue
 from stepwell.pool.api.consent import RETENTION
 from stepwell.pool.api.plan import Limits, PoolPlan
@@ -30,11 +35,6 @@ from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.parquet import ParquetReader, ParquetWriter
-from tests.builders import make_step
-from tests.rig import forgetting as rig
-from tests.rig.asked import asked
-from tests.rig.forgetting import ALICE, BOB, PLACES
-from tests.rig.local_pool import LocalPool, LocalTransport
 
 DAY = 86_400.0
 STEPS = (

@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.dashboard import MadeUpPool, make_dashboard
+from rig.issued_keys import CONTROL, IssuedKeys, bearer, issue_keys
+from rig.local_pool import LocalPool
 from stepwell.access.caller import Role
 from stepwell.access.key_file import create_key, revoke_key
 from stepwell.access.route_table import (
@@ -29,9 +32,6 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.routes.access import access_table, call_paths
-from tests.rig.dashboard import MadeUpPool, make_dashboard
-from tests.rig.issued_keys import CONTROL, IssuedKeys, bearer, issue_keys
-from tests.rig.local_pool import LocalPool
 
 GATEWAY_ROUTES = access_table(DIALECTS)
 TABLES: dict[str, RouteTable] = {

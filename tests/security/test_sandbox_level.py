@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rig.waiting import wait_until
 from stepwell.commands.rewards import TrySettings
 from stepwell.doctor import machine_checks
 from stepwell.doctor.findings import Grade
@@ -23,7 +24,6 @@ from stepwell.rewards.confinement.sandbox import Sandbox, SandboxLevel, open_san
 from stepwell.rewards.confinement.seccomp import ARCHITECTURES, filter_program
 from stepwell.rewards.loading import load
 from stepwell.rewards.runner.messages import Job
-from tests.rig.waiting import wait_until
 
 ADD = "def add(a, b): return a + b"
 

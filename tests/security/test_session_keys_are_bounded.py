@@ -10,6 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key, read_keys, revoke_key
@@ -24,9 +27,6 @@ from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.sessions import subjects_of
 from stepwell.rewards.builtin.answers import expected_of
 from stepwell.rewards.sample import sample_of
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 CONTROL = "a-control-key-of-the-operator"
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

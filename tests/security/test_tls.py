@@ -16,17 +16,17 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.atropos.server import TRAINER
+from rig.certificates import Certificate, make_certificate
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port, gateway_process, served_process
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
+from rig.waiting import wait_until
 from stepwell.common.listening import check_certificate
 from stepwell.errors import BadRequest
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.atropos.server import TRAINER
-from tests.rig.certificates import Certificate, make_certificate
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port, gateway_process, served_process
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
-from tests.rig.waiting import wait_until
 
 KEY = "control-key-of-the-tests"
 AGENT = """

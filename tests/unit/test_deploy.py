@@ -14,6 +14,8 @@ import pytest
 import yaml
 from pydantic_settings import BaseSettings
 
+from rig.dashboard import MadeUpPool, make_dashboard
+from rig.docs_pages import CHECKOUT, DOCS, commands
 from stepwell import commands as stepwell_commands
 from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
@@ -27,8 +29,6 @@ from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.routes.access import access_table
 from stepwell.pool.client import PoolClient
-from tests.rig.dashboard import MadeUpPool, make_dashboard
-from tests.unit.docs_pages import CHECKOUT, DOCS, commands
 
 Manifest = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.unit.docs_pages import CHECKOUT, DOCS, FENCE, example_pages, headings, links, pages, slugs
+from rig.docs_pages import CHECKOUT, DOCS, FENCE, example_pages, headings, links, pages, slugs
 
 names = [str(page.relative_to(CHECKOUT)) for page in [*pages(), *example_pages()]]
 OUTSIDE = ("benchmarks", "docs", "scripts", "src", "tests")

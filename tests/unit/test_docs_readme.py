@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.unit.docs_pages import CHECKOUT, FENCE, headings, links
+from rig.docs_pages import CHECKOUT, FENCE, headings, links
 
 README, CHINESE = CHECKOUT / "README.md", CHECKOUT / "README.zh.md"
 

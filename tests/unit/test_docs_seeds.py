@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.unit.docs_pages import CHECKOUT, DOCS
+from rig.docs_pages import CHECKOUT, DOCS
 
 sys.path.append(str(CHECKOUT / "scripts"))
 import seeds

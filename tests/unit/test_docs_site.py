@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.docs_pages import CHECKOUT, DOCS
+from rig.docs_pages import CHECKOUT, DOCS
 
 PROGRAM = "import json, reference; print(json.dumps({name: page() for name, page in reference.PAGES.items()}))"
 

@@ -21,6 +21,8 @@ import ray
 import yaml
 from pydantic import AliasChoices
 
+from rig import vllm_server
+from rig.docs_pages import CHECKOUT, DOCS, Block, Command, blocks, commands, example_pages, pages, prose
 from stepwell.cli import command_of
 from stepwell.commands import COMMANDS, settings_of
 from stepwell.commands.launch_plan import UpSettings
@@ -31,8 +33,6 @@ from stepwell.pool import client
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from tests.rig import vllm_server
-from tests.unit.docs_pages import CHECKOUT, DOCS, Block, Command, blocks, commands, example_pages, pages, prose
 
 RUN_BY = {
     "README.md": "tests/e2e/test_readme.py",

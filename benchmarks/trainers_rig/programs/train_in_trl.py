@@ -18,10 +18,10 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample  # ty
 
 from benchmarks.trainers_rig.recorded import PlainRow
 from benchmarks.trainers_rig.timed_run import Round, TimedRun, tell
+from rig.trainers.trl_on_cpu import prepare, settings
 from stepwell.pool.client import connect
 from stepwell.trainers.trl import StepwellRolloutWorker
 from stepwell.trainers.trl_callback import StepwellCallback
-from tests.rig.trainers.trl_on_cpu import prepare, settings
 
 NEVER = 1_000_000
 

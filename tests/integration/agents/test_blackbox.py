@@ -11,14 +11,14 @@ import openai
 import pytest
 from aiohttp import web
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port, serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import Rollout, RolloutStatus
 from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import EndResult
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.local_pool import LocalPool
 
 HELLO: list[dict[str, str]] = [{"role": "user", "content": "hello"}]
 KEY = "a-control-key-of-the-tests"

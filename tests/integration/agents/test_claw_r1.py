@@ -15,6 +15,11 @@ import orjson
 import pytest
 
 import stepwell.agents.claw_r1 as ours
+from rig.chatml import render_chat
+from rig.fake_engine import FakeEngine, Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.vocabulary import encode
 from stepwell.agents.claw_r1 import AgentFlowBase, ClawR1Flow, FlowConfig, Step, provide_modules, register
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.rollout import RolloutStatus
@@ -22,11 +27,6 @@ from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from tests.originals.claw.original import claw_r1
-from tests.rig.chatml import render_chat
-from tests.rig.fake_engine import FakeEngine, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import encode
 
 GSM8K: dict[str, Any] = {
     "prompt": [{"role": "user", "content": "How many?"}],

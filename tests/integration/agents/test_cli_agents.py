@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.waiting import until
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.cli_agents import HARNESSES, ClaudeCode
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutStatus, Sample
 from tests.integration.agents.test_gateway_process import is_alive
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.waiting import until
 
 REPORTING = """
 import json, os, pathlib, sys

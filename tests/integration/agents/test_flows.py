@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine, Reply, ToolCall
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.flows import SingleTurn, SubprocessAgent, ToolLoop, last_number
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutResult, RolloutStatus, Sample
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 CALLER = """
 import json, os, sys, urllib.request

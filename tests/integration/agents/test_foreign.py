@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.agents.foreign.tasks_process import CHILD, TasksProcess
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutCounts
 from stepwell.commands.envs_run import EnvsRunSettings, make_rollouts
 from stepwell.common.processes import PLAIN_VARIABLES
 from stepwell.errors import BadRequest, NotReady
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 FRAMEWORK = f"""#!{sys.executable}
 import asyncio, json, sys, urllib.request

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
+from rig.waiting import answers, wait_until
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.gateway_process import GatewayProcess
@@ -19,10 +23,6 @@ from stepwell.errors import NotReady
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
-from tests.rig.waiting import answers, wait_until
 
 KEY = "a-control-key-of-the-tests"
 

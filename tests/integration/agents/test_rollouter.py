@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.agents.blackbox import Agent, BlackBoxAgentFlow
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.outcome import AgentFailure
@@ -17,10 +21,6 @@ from stepwell.agents.validation import Validation, ValidationReport
 from stepwell.errors import BadRequest
 from stepwell.pool.api.plan import OnDeadline
 from stepwell.pool.api.producing import Registration
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 SAMPLES = [{"n": n} for n in range(20)]
 

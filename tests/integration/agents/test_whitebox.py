@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.agents.rollout import Rollout, RolloutStatus
 from stepwell.agents.whitebox import AgentFlowBase, Generation
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.steps.step import Exactness
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 
 class TwoTurns(AgentFlowBase):

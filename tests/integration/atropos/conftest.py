@@ -3,8 +3,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.rig.atropos.server import serve_atropos
-from tests.rig.local_pool import LocalPool
+from rig.atropos.server import serve_atropos
+from rig.local_pool import LocalPool
 
 
 @pytest.fixture

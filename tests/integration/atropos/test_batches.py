@@ -8,14 +8,14 @@ import httpx
 import pytest
 import zstandard
 
+from rig.atropos.server import TRAINER, firsts, join, scored_group, serve_atropos, start_training, status_of
+from rig.builders import make_step
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.pool.api.producing import Registration
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_to_arrow
-from tests.builders import make_step
-from tests.rig.atropos.server import TRAINER, firsts, join, scored_group, serve_atropos, start_training, status_of
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 ARROW = {"accept": MEDIA_TYPE}
 BIG = 400_000

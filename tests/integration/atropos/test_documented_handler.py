@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import wandb
 
-from tests.rig.atropos.server import TRAINER, scored_group
-from tests.rig.wandb_runs import wandb_history
+from rig.atropos.server import TRAINER, scored_group
+from rig.wandb_runs import wandb_history
 
 OFF_POLICY_TOLERANCE = 3
 PAUSES = 2

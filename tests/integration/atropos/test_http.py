@@ -10,11 +10,11 @@ import httpx
 import pytest
 import zstandard
 
+from rig.atropos.server import scored_group, serve_atropos
+from rig.local_pool import LocalPool
 from stepwell.atropos.group_intake import MAX_SEQUENCES
 from stepwell.atropos.http import GZIP, MAX_BODY, decompress
 from stepwell.errors import TooLarge
-from tests.rig.atropos.server import scored_group, serve_atropos
-from tests.rig.local_pool import LocalPool
 
 BODY = json.dumps(scored_group()).encode()
 JSON = {"content-type": "application/json"}

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from tests.rig.atropos.server import TRAINER, scored_group, serve_atropos
-from tests.rig.local_pool import LocalPool
+from rig.atropos.server import TRAINER, scored_group, serve_atropos
+from rig.local_pool import LocalPool
 
 KEY = "control-key-of-the-tests"
 CALLS = (

@@ -6,8 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from stepwell.pool.api.plan import Overflow
-from tests.rig.atropos.server import (
+from rig.atropos.server import (
     ENVIRONMENT,
     TRAINER,
     firsts,
@@ -17,7 +16,8 @@ from tests.rig.atropos.server import (
     start_training,
     status_of,
 )
-from tests.rig.local_pool import LocalPool
+from rig.local_pool import LocalPool
+from stepwell.pool.api.plan import Overflow
 
 
 async def test_before_anyone_registers_every_question_has_an_answer(client: httpx.AsyncClient) -> None:

@@ -5,12 +5,12 @@ from contextlib import AbstractAsyncContextManager
 import httpx
 import pytest
 
+from rig.atropos.server import TRAINER, firsts, scored_group
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
-from tests.rig.atropos.server import TRAINER, firsts, scored_group
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 KEY = "control-key-of-the-tests"
 

@@ -13,6 +13,12 @@ from typing import Any
 
 import pytest
 
+from rig.atropos.calling import AtroposClient, Group, calling, make_group
+from rig.atropos.server import atropos_process, serve_atropos
+from rig.fake_engine import FakeEngine
+from rig.local_pool import LocalPool
+from rig.ray_cluster import RayCluster
+from rig.waiting import until
 from stepwell.atropos.http import MAX_BODY
 from stepwell.atropos.registry import SILENCE, Registry
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataItem
@@ -23,12 +29,6 @@ from stepwell.envs.servers import ServerManager
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.actor import start_pool
 from stepwell.wire.atropos_calls import EnvRegistration
-from tests.rig.atropos.calling import AtroposClient, Group, calling, make_group
-from tests.rig.atropos.server import atropos_process, serve_atropos
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.local_pool import LocalPool
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.waiting import until
 
 KEY = "a-key-of-sufficient-length"
 JSON = {"Content-Type": "application/json"}

@@ -3,8 +3,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from rig.dashboard import MadeUpPool, serve_dashboard
 from tests.integration.dashboard.client import known
-from tests.rig.dashboard import MadeUpPool, serve_dashboard
 
 
 @pytest.fixture

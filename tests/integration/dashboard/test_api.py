@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.dashboard import MadeUpPool, serve_dashboard
+from rig.made_up_rollouts import DANGER, RigTokenizer, key_of, steps_of, summary_of
+from rig.waiting import until
 from tests.integration.dashboard.client import BEARER, KEY, curate, eventually, get, known
-from tests.rig.dashboard import MadeUpPool, serve_dashboard
-from tests.rig.made_up_rollouts import DANGER, RigTokenizer, key_of, steps_of, summary_of
-from tests.rig.waiting import until
 
 READY = 8
 """The number of a rollout that is ready."""

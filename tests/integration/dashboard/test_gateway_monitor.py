@@ -4,11 +4,11 @@ from typing import Any
 
 import httpx
 
+from rig.dashboard import MadeUpPool, serve_dashboard
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port, serve_gateway
+from rig.local_pool import LocalPool
 from tests.integration.dashboard.client import BEARER, KEY, eventually, get
-from tests.rig.dashboard import MadeUpPool, serve_dashboard
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.local_pool import LocalPool
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 

@@ -2,8 +2,8 @@
 
 import httpx
 
+from rig.dashboard import MadeUpPool, serve_dashboard
 from tests.integration.dashboard.client import BEARER, KEY, eventually, known
-from tests.rig.dashboard import MadeUpPool, serve_dashboard
 
 
 async def test_the_pools_figures_need_the_key_and_go_when_the_pool_is_away(pool: MadeUpPool) -> None:

@@ -5,14 +5,14 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.builders import make_step
+from rig.chatml import render_chat
+from rig.dashboard import serve_dashboard
+from rig.local_pool import LocalPool
+from rig.vocabulary import encode
 from stepwell.pool.api.producing import Registration
 from stepwell.steps.columns import unpack
-from tests.builders import make_step
 from tests.integration.dashboard.client import get
-from tests.rig.chatml import render_chat
-from tests.rig.dashboard import serve_dashboard
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import encode
 
 START = 1_790_000_000.0
 

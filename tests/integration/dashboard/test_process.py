@@ -9,14 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rig.builders import make_group
+from rig.gateways import served_process
+from rig.ray_cluster import RayCluster
+from rig.vocabulary import encode
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.builders import make_group
 from tests.integration.dashboard.client import BEARER, KEY, curate, eventually, get, known
-from tests.rig.gateways import served_process
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.vocabulary import encode
 
 
 @pytest.fixture

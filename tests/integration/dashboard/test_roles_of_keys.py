@@ -5,11 +5,11 @@ from pathlib import Path
 
 import httpx
 
+from rig.dashboard import MadeUpPool, serve_dashboard
+from rig.issued_keys import CONTROL, bearer
 from stepwell.access.audit_log import AuditLog
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
-from tests.rig.dashboard import MadeUpPool, serve_dashboard
-from tests.rig.issued_keys import CONTROL, bearer
 
 
 async def test_a_decision_is_recorded_with_the_key_and_not_with_the_name_that_is_claimed(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from rig.chatml import render_chat
+from rig.fake_engine import FakeEngine, Faults
+from rig.fake_engine.sampling import Reply
+from rig.vocabulary import pieces
 from stepwell.doctor.cases import CASES, bridge, reasoning
 from stepwell.doctor.findings import CaseColumn, Grade
 from stepwell.doctor.local_gateway import HELLO, CaseRunner, open_local_gateway
 from stepwell.doctor.replies import MESSAGES, RESPONSES, DecodedText
-from tests.rig.chatml import render_chat
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.fake_engine.sampling import Reply
-from tests.rig.vocabulary import pieces
 
 COLUMNS = (CaseColumn.IDS, CaseColumn.LOGPROBS, CaseColumn.TEXT, CaseColumn.STREAM)
 

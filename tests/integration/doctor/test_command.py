@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.gateways import free_port
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
+from rig.fake_engine import FakeEngine, Faults
+from rig.gateways import free_port
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import CaseColumn, Grade, plain
 from tests.integration.doctor.test_faults import examined, found
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port
 
 COLUMNS = (CaseColumn.IDS, CaseColumn.LOGPROBS, CaseColumn.TEXT, CaseColumn.STREAM)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults
 from stepwell.doctor.engine_checks import StreamPatience
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import CaseColumn, Finding, Grade, Report, plain
-from tests.rig.fake_engine import FakeEngine, Faults
 
 HURRIED = StreamPatience(first=0.03, token=0.001, silence=0.03)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rig.fake_engine import FakeEngine
 from stepwell.agents.cli_agents import ClaudeCode
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import Finding, Grade
@@ -11,7 +12,6 @@ from stepwell.doctor.harness_trial import TrialTimeouts, try_harness
 from stepwell.doctor.local_gateway import open_local_gateway
 from tests.integration.doctor.test_cases import spelled
 from tests.integration.doctor.test_faults import found
-from tests.rig.fake_engine import FakeEngine
 
 REFUSED = """[ "$1" = --version ] && exec echo 1.0
 python3 - <<END

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from rig.fake_engine import FakeEngine
 from stepwell.engines.fleet import EngineFleet
 from stepwell.wire.openai import Upstream
-from tests.rig.fake_engine import FakeEngine
 
 CHAT = Upstream.CHAT
 ASKED: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from rig.local_pool import LocalPool
 from stepwell.engines.discovery import MISSING_LOOKUPS, EngineDiscovery, look_up
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import PoolUnavailable
-from tests.rig.local_pool import LocalPool
 
 NAME = "dns://engines.example:8001"
 ONE, OTHER = "http://10.0.0.1:8001", "http://10.0.0.2:8001"

@@ -8,6 +8,11 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from rig import chat_templates
+from rig.fake_engine import FakeEngine, Faults
+from rig.fake_engine.asking import RefusedError
+from rig.gateways import free_port
+from rig.waiting import until
 from stepwell.engines import replica
 from stepwell.engines.engine import EXTRA_SAMPLING, EngineFacts, EngineHttp, Generated
 from stepwell.engines.fleet import EngineFleet
@@ -25,11 +30,6 @@ from tests.integration.engines.engine_calls import (
     states,
     watched,
 )
-from tests.rig import chat_templates
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.fake_engine.asking import RefusedError
-from tests.rig.gateways import free_port
-from tests.rig.waiting import until
 
 # --- one answer
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from rig.engine_proxy import CONTROL, RENDERERS, SCALE_OUT, EngineProxy
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port
+from rig.local_pool import LocalPool
+from rig.threads import in_thread
 from stepwell.commands.processes import missing_lines
 from stepwell.doctor.examination import examine
 from stepwell.doctor.findings import as_json, plain
 from stepwell.engines.fleet import EngineFleet
 from tests.integration.gateway.test_bridge import USER, conversing, made, row_count
-from tests.rig.engine_proxy import CONTROL, RENDERERS, SCALE_OUT, EngineProxy
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port
-from tests.rig.local_pool import LocalPool
-from tests.rig.threads import in_thread
 
 LACKING: dict[str, tuple[dict[str, Any], str, str]] = {
     "no renderer": ({"closed": RENDERERS}, "turns do not join: ", "--enable-scale-out"),

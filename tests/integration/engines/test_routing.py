@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults
+from rig.waiting import until
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import BadRequest, EngineUnavailable
 from tests.integration.engines.engine_calls import (
@@ -14,8 +16,6 @@ from tests.integration.engines.engine_calls import (
     generations,
     watched,
 )
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.waiting import until
 
 
 async def test_engines_take_turns(two: tuple[FakeEngine, FakeEngine]) -> None:

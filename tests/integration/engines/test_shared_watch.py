@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.waiting import until
 from stepwell.engines import shared_watch
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
 from stepwell.engines.shared_watch import SharedWatch
 from tests.integration.engines.engine_calls import call, states
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.waiting import until
 
 
 @asynccontextmanager

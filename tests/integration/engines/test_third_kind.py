@@ -8,6 +8,9 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import (
     EngineFacts,
@@ -30,9 +33,6 @@ from stepwell.wire.openai import (
     read_sampled,
 )
 from tests.integration.engines.engine_calls import ASKED, CHAT, watched
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 PROMPT, ANSWER = [1, 2, 3], [7, 8]
 LOGPROBS = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.0}]}

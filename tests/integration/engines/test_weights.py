@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 import orjson
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.waiting import until
 from stepwell.engines.engine import EngineTimeouts
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
@@ -22,8 +24,6 @@ from tests.integration.engines.engine_calls import (
     states,
     watched,
 )
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.waiting import until
 
 
 async def checks(engine: FakeEngine, count: int) -> None:

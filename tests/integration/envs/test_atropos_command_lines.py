@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.rig.atropos.processes import atropos_python
-from tests.rig.rollout_server import FakeRolloutServer
-from tests.rig.threads import in_thread
-from tests.rig.waiting import wait_until
-from tests.rig.wandb_runs import wandb_history
+from rig.atropos.processes import atropos_python
+from rig.rollout_server import FakeRolloutServer
+from rig.threads import in_thread
+from rig.waiting import wait_until
+from rig.wandb_runs import wandb_history
 
 BESIDE = """
 def score_of(number):

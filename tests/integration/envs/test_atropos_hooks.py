@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.rollout_server import FakeRolloutServer
+from rig.waiting import until
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ServerBaseline
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.scored_data import Groups
 from tests.integration.envs.counting import CountingEnv
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.rollout_server import FakeRolloutServer
-from tests.rig.waiting import until
 
 
 @pytest.fixture(autouse=True)

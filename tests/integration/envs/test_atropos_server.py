@@ -10,14 +10,14 @@ import httpx
 import pytest
 import uvicorn
 
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.access.access_keys import AccessKeys
 from stepwell.atropos.app import create_atropos
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.rollout_server import pack_group
 from stepwell.errors import RolloutServerRefused
 from tests.integration.envs.counting import CountingEnv, counting
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 KEY = "a-control-key-for-tests"
 

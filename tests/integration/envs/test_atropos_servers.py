@@ -2,13 +2,13 @@
 
 import pytest
 
+from rig.fake_engine import FakeEngine, Reply
+from rig.fake_engine.scoring import logprobs_of
+from rig.vocabulary import END_OF_TURN, encode
 from stepwell.envs.config import APIServerConfig
 from stepwell.envs.servers import ManagedServer, ManagedServerAdapter, ServerManager
 from stepwell.errors import BadRequest
 from tests.integration.envs.test_servers import CALLING, TOOL, USER, Letters, exactly, servers_behind, servers_of
-from tests.rig.fake_engine import FakeEngine, Reply
-from tests.rig.fake_engine.scoring import logprobs_of
-from tests.rig.vocabulary import END_OF_TURN, encode
 
 
 @exactly

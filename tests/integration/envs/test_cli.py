@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.group_files import read_lines, read_table
-from tests.rig.rollout_server import FakeRolloutServer
-from tests.rig.threads import in_thread
-from tests.rig.waiting import wait_until
+from rig.fake_engine import FakeEngine
+from rig.group_files import read_lines, read_table
+from rig.rollout_server import FakeRolloutServer
+from rig.threads import in_thread
+from rig.waiting import wait_until
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "envs" / "arithmetic.py"
 MADE_UP = """

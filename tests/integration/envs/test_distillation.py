@@ -9,15 +9,15 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.atropos.server import TRAINER, serve_atropos
+from rig.fake_engine import FakeEngine
+from rig.fake_engine.scoring import logprobs_of
+from rig.local_pool import LocalPool
+from rig.threads import in_thread
 from stepwell.envs import APIServerConfig, Item, ScoredDataItem
 from stepwell.envs.distillation import TeacherDistillationConfig, TeacherDistillationEnv
 from stepwell.envs.loop import lifecycle
 from stepwell.errors import BadRequest
-from tests.rig.atropos.server import TRAINER, serve_atropos
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.fake_engine.scoring import logprobs_of
-from tests.rig.local_pool import LocalPool
-from tests.rig.threads import in_thread
 
 ENVIRONMENT = """
 from atroposlib.envs.teacher_distillation_env import TeacherDistillationConfig, TeacherDistillationEnv

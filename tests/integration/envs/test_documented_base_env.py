@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from rig.rollout_server import FakeRolloutServer
+from rig.threads import in_thread
+from rig.waiting import wait_until
+from rig.wandb_runs import wandb_history
 from stepwell.envs import BaseEnv, BaseEnvConfig, OpenaiConfig, ServerBaseline
 from tests.integration.envs.counting import CountingEnv
-from tests.rig.rollout_server import FakeRolloutServer
-from tests.rig.threads import in_thread
-from tests.rig.waiting import wait_until
-from tests.rig.wandb_runs import wandb_history
 
 PROGRAM = """
 import os

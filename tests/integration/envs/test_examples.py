@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine, Reply, ToolCall
+from rig.gateways import serve_gateway
+from rig.group_files import read_lines, read_table
+from rig.local_pool import LocalPool
+from rig.threads import in_thread
+from rig.vocabulary import pieces
 from stepwell.envs import APIServerConfig, BaseEnv
 from stepwell.envs.scored_data import ScoredDataItem
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
-from tests.rig.group_files import read_lines, read_table
-from tests.rig.local_pool import LocalPool
-from tests.rig.threads import in_thread
-from tests.rig.vocabulary import pieces
 
 FOLDER = Path(__file__).parents[3] / "examples" / "envs"
 NAMES = ("arithmetic", "calculator", "word_game")

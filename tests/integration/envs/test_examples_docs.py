@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port
+from rig.group_files import read_lines
+from rig.shells import Shell, fresh_shell
+from rig.threads import in_thread
 from stepwell.envs import BaseEnv, Item, cli
 from stepwell.envs.distillation import TeacherDistillationEnv, TeacherFlags
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port
-from tests.rig.group_files import read_lines
-from tests.rig.shells import Shell, fresh_shell
-from tests.rig.threads import in_thread
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 WITH_NEMO_GYM, OF_NEMO_GYM = PAGE.parents[1] / "tests" / "e2e" / "test_nemo_gym.py", "PoolTokenSource"

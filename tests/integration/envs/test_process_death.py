@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.rig.rollout_server import FakeRolloutServer
-from tests.rig.waiting import until
+from rig.rollout_server import FakeRolloutServer
+from rig.waiting import until
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,15 +9,15 @@ from typing import Any
 import openai
 import pytest
 
+from rig.chatml import render_chat
+from rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
+from rig.gateways import free_port, serve_gateway
+from rig.local_pool import LocalPool
+from rig.vocabulary import END_OF_TURN, encode, pieces
+from rig.waiting import until
 from stepwell.envs.config import APIServerConfig
 from stepwell.envs.servers import SequenceNode, ServerManager
 from stepwell.errors import BadRequest, EngineUnavailable
-from tests.rig.chatml import render_chat
-from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
-from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import END_OF_TURN, encode, pieces
-from tests.rig.waiting import until
 
 USER = {"role": "user", "content": "What is 1 + 1?"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

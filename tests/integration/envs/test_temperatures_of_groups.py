@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataGroup
 from stepwell.envs.loop import lifecycle
 from stepwell.steps.sampling import PROCESSED, RAW
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
 

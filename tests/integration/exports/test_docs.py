@@ -13,13 +13,13 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
+from rig.builders import make_group, make_step
+from rig.ray_cluster import RayCluster
+from rig.vocabulary import encode
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Exactness
-from tests.builders import make_group, make_step
 from tests.integration.exports.commands import new_pool
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.vocabulary import encode
 
 PAGE = Path(__file__).parents[3] / "docs" / "export.md"
 Shell: TypeAlias = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]

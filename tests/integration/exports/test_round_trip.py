@@ -6,14 +6,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from rig.builders import make_group, make_step
+from rig.local_pool import LocalPool
 from stepwell.errors import BadRequest
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
 from stepwell.pool.slices.curation import Curation, CurationAction
-from tests.builders import make_group, make_step
 from tests.integration.exports.commands import export, import_into, new_pool
 from tests.integration.exports.rollouts import fill
-from tests.rig.local_pool import LocalPool
 
 KINDS = (".parquet", ".jsonl", "")
 STEPS = 3_000

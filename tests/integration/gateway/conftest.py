@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import GatewayProcess, gateway_process
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import GatewayProcess, gateway_process
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
 
 StartGateway = Callable[..., AbstractContextManager[GatewayProcess]]
 

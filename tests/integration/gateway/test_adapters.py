@@ -7,13 +7,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO
+from rig.waiting import until
 from stepwell.pool.api.producing import Registration
 from stepwell.steps.step import VersionSpan
-from tests.integration.gateway.agent import HELLO
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 
 @pytest.fixture

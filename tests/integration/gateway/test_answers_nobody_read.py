@@ -14,6 +14,11 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults, Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, Agent, agent_of
+from rig.waiting import until
 from stepwell.common.bounded_http import BoundedHttp
 from stepwell.errors import BadRequest
 from stepwell.gateway.app import GatewayLimits
@@ -23,11 +28,6 @@ from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import unpack
 from stepwell.steps.soundness import fault_kind
-from tests.integration.gateway.agent import HELLO, Agent, agent_of
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 FOR_EVER = 60.0
 SAME_KEY: dict[str, Any] = {"Idempotency-Key": "once"}

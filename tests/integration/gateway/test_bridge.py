@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rig import chat_templates
+from rig.fake_engine import FakeEngine, Reply, ToolCall
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import Agent, agent_of
+from rig.waiting import until
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import Step
-from tests.integration.gateway.agent import Agent, agent_of
-from tests.rig import chat_templates
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALL = Reply("", (ToolCall("add", {"a": 1, "b": "ü"}),))

@@ -11,16 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.threads import in_thread
+from rig.waiting import wait_until
 from stepwell.common.listening import ServedHosts
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from tests.integration.gateway.conftest import StartGateway
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.threads import in_thread
-from tests.rig.waiting import wait_until
 
 SAMPLE = """
 from openai import OpenAI

@@ -11,14 +11,14 @@ import aiohttp
 import httpx
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, agent_of
+from rig.threads import in_thread
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.engines import PRIVATE_FIELDS
 from stepwell.gateway.http.request_body import LARGEST_BODY
-from tests.integration.gateway.agent import HELLO, agent_of
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.threads import in_thread
 
 CONTROL = "control-key-of-the-tests"
 OLDER = "an-older-key-of-the-tests"

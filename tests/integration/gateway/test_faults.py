@@ -7,12 +7,12 @@ from typing import Any
 import openai
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults, Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, Agent, Heard, agent_of
+from rig.vocabulary import END_OF_TURN, encode
 from stepwell.steps.step import Step
-from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import END_OF_TURN, encode
 
 streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 SAID = "four and twenty letters"

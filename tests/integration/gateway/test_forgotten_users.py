@@ -2,12 +2,12 @@
 
 import aiohttp
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.waiting import until
 from stepwell.pool.api.sessions import SESSION
 from tests.integration.gateway.test_session_keys import ANN, BOB, CONTROL, asks, chat, steps_arrive
 from tests.integration.gateway.test_sessions import live_pool, trajectories
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.waiting import until
 
 
 async def test_calls_of_a_forgotten_user_are_answered_and_leave_nothing(engine: FakeEngine) -> None:

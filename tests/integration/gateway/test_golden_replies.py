@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
+from rig.gateways import PATIENT, serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.steps.step import Step
-from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
-from tests.rig.gateways import PATIENT, serve_gateway
-from tests.rig.local_pool import LocalPool
 
 GOLDEN = Path(__file__).with_name("golden")
 HIDDEN_HEADERS = ("Date", "Server")

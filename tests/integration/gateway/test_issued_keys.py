@@ -9,15 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.issued_keys import CONTROL, bearer
+from rig.local_pool import LocalPool
 from stepwell.access.audit_log import AuditLog, verify
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key, revoke_key
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 from tests.integration.gateway.test_whitebox import STEP
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.issued_keys import CONTROL, bearer
-from tests.rig.local_pool import LocalPool
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 OTHER_BODIES = {

@@ -8,15 +8,15 @@ import aiohttp
 import openai
 import pytest
 
+from rig.chatml import render_chat
+from rig.fake_engine import FakeEngine, Faults, Reply
+from rig.gateways import free_port, serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, Agent, Heard, agent_of
+from rig.vocabulary import END_OF_TURN, encode
+from rig.waiting import until
 from stepwell.gateway.app import GatewayLimits
 from stepwell.steps.step import Exactness
-from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
-from tests.rig.chatml import render_chat
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
-from tests.rig.gateways import free_port, serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import END_OF_TURN, encode
-from tests.rig.waiting import until
 
 CHAT = "/v1/chat/completions"
 FOR_EVER = 3600.0

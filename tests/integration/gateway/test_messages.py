@@ -10,11 +10,11 @@ import anthropic
 import openai
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import Agent, agent_of
 from stepwell.steps.step import Exactness, Step
-from tests.integration.gateway.agent import Agent, agent_of
-from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 FOR_EVER = 3600.0
 CONTROL_KEY = "control-key-of-the-tests"

@@ -8,15 +8,15 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.issued_keys import CONTROL, bearer
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
 from stepwell.gateway.session_ids import session_id_by_name
 from tests.integration.gateway.test_sessions import live_pool, trajectories
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.issued_keys import CONTROL, bearer
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 CHAT = "/v1/chat/completions"

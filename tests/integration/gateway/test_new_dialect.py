@@ -8,6 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults, Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import Agent, agent_of
+from rig.vocabulary import END_OF_TURN, encode
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
@@ -15,11 +20,6 @@ from stepwell.gateway.dialects.openai_choices import ChoicesReply
 from stepwell.gateway.http.error_responses import ErrorDetails
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire.openai import Usage
-from tests.integration.gateway.agent import Agent, agent_of
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import END_OF_TURN, encode
 
 UNSPEAKABLE = "a word that the dialect below fails on"
 

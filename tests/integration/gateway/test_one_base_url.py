@@ -13,6 +13,11 @@ import httpx
 import openai
 import pytest
 
+from rig.fake_engine import FakeEngine, Reply
+from rig.gateways import serve_gateway
+from rig.issued_keys import CONTROL, bearer
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key
@@ -21,11 +26,6 @@ from stepwell.gateway.recording.redactor import Redactor
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.sessions import SESSION
 from tests.integration.gateway.test_sessions import live_pool, trajectories
-from tests.rig.fake_engine import FakeEngine, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.issued_keys import CONTROL, bearer
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 ANN = AccessKeys([CONTROL]).session_key(SessionKey("ann"))
 USER: Any = {"role": "user", "content": "hello"}

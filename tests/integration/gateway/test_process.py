@@ -14,13 +14,13 @@ import httpx
 import ray
 
 import stepwell
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port
+from rig.ray_cluster import RayCluster
+from rig.waiting import wait_until
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.pool.client import DataPool
 from tests.integration.gateway.conftest import StartGateway
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.waiting import wait_until
 
 HOLD_TOKENIZERS = """
 import importlib.util, os, sys, time

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 
 JSON = "application/json"
 OPENINGS = (

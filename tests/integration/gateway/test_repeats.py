@@ -7,11 +7,11 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.agent import HELLO, Agent, Heard, agent_of
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
+from rig.fake_engine import FakeEngine, Faults, Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, Agent, Heard, agent_of
+from rig.waiting import until
 
 CHAT = "/v1/chat/completions"
 SAME_KEY: dict[str, Any] = {"extra_headers": {"Idempotency-Key": "once"}}

@@ -7,14 +7,14 @@ from typing import Any
 import openai
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import Agent, agent_of
+from rig.vocabulary import END_OF_TURN, encode
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Exactness, Step
-from tests.integration.gateway.agent import Agent, agent_of
-from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import END_OF_TURN, encode
 
 ADD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 TOOLS: list[Any] = [

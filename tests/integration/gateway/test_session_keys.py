@@ -7,16 +7,16 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.docs_pages import DOCS, blocks
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import SessionKey
 from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.pool.api.sessions import CLIENT, SESSION
 from tests.integration.gateway.test_sessions import live_pool, trajectories
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
-from tests.unit.docs_pages import DOCS, blocks
 
 CONTROL = "a-control-key-of-the-operator"
 KEYS = AccessKeys([CONTROL])

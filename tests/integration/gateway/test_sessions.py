@@ -6,13 +6,13 @@ from typing import Any
 
 import aiohttp
 
+from rig.fake_engine import FakeEngine, Faults
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.sessions import SESSION
 from tests.integration.gateway.test_blackbox import HELLO, post
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 CHAT = "v1/chat/completions"
 

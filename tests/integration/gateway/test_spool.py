@@ -11,15 +11,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rig.actors import pid_of
+from rig.fake_engine import FakeEngine
+from rig.gateways import GatewayProcess, free_port
+from rig.waiting import wait_until
 from stepwell.gateway.recording.spool import Spool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.conftest import StartGateway
-from tests.rig.actors import pid_of
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import GatewayProcess, free_port
-from tests.rig.waiting import wait_until
 
 
 @pytest.fixture

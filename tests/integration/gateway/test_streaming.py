@@ -10,14 +10,14 @@ import aiohttp
 import openai
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.vocabulary import pieces
+from rig.waiting import until
 from stepwell.steps.columns import unpack
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
-from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import pieces
-from tests.rig.waiting import until
 
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 FOR_EVER = 3600.0

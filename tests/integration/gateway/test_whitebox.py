@@ -7,12 +7,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.errors import NotReady, RewardFailed
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.wire.gateway_api import MAX_SUBMITTED_STEPS
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 STEP: dict[str, Any] = {
     "prompt_ids": [1, 2],

@@ -9,14 +9,14 @@ import aiohttp
 import openai
 import pytest
 
+from rig.chatml import render_chat
+from rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO
+from rig.vocabulary import END_OF_TURN, encode
+from rig.waiting import until
 from stepwell.common.tokenizers import load_tokenizer
-from tests.integration.gateway.agent import HELLO
-from tests.rig.chatml import render_chat
-from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import END_OF_TURN, encode
-from tests.rig.waiting import until
 
 CONTROL = "control-key-of-the-tests"
 PROMPT_IDS = encode(render_chat(HELLO["messages"]))

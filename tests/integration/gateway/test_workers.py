@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 
+from rig.gateways import free_port
+from rig.waiting import answers, wait_until
 from stepwell.pool.client import DataPool
 from tests.integration.gateway.conftest import StartGateway
-from tests.rig.gateways import free_port
-from tests.rig.waiting import answers, wait_until
 
 CALLS = 12
 WORKERS = 2

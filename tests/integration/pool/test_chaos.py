@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos_pool import run_chaos
+from rig.builders import make_step
+from rig.ray_cluster import RayCluster
 from stepwell.errors import FetchTimeout
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.builders import make_step
-from tests.rig.ray_cluster import RayCluster
 
 TRAINER = """
 import sys, time

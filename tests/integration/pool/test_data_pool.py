@@ -8,6 +8,9 @@ from dataclasses import replace
 import pytest
 import ray
 
+from rig.actors import pid_of
+from rig.builders import make_step, same_step
+from rig.ray_cluster import RayCluster
 from stepwell.errors import BadRequest, Conflict, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits, PoolPlan
@@ -18,10 +21,7 @@ from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack
-from tests.builders import make_step, same_step
 from tests.integration.pool.conftest import started
-from tests.rig.actors import pid_of
-from tests.rig.ray_cluster import RayCluster
 
 
 @pytest.fixture

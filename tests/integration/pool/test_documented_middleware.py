@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.pool.api.producing import Registration
 from stepwell.steps.step import Step
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 
 @dataclass

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from rig.actors import pid_of
+from rig.builders import EVERYTHING, make_group
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import ExactFill, LeasedGroups
 from stepwell.pool.api.plan import PoolPlan
@@ -20,9 +22,7 @@ from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.steps.step import Step
-from tests.builders import EVERYTHING, make_group
 from tests.integration.pool.conftest import started
-from tests.rig.actors import pid_of
 
 SHARDS = 3
 FILL_TIMEOUT = 120.0

@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 import ray
 
+from rig.actors import pid_of
+from rig.builders import make_step
+from rig.gateways import free_port
+from rig.ray_cluster import RayCluster
+from rig.waiting import until, wait_until
 from stepwell.errors import PoolUnavailable, RayUnreachable, UnknownTrajectory
 from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
@@ -21,11 +26,6 @@ from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink, SharedLink
 from stepwell.pool.shard.actor import start_pool
-from tests.builders import make_step
-from tests.rig.actors import pid_of
-from tests.rig.gateways import free_port
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.waiting import until, wait_until
 
 
 @pytest.fixture

@@ -13,6 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.gateways import served_process
+from rig.network_links import ServedLink, make_link_files, served_link
+from rig.network_namespace import NetworkNamespace, can_make_namespaces, network_namespace
+from rig.ray_cluster import RayCluster
+from rig.waiting import answers, until, wait_until
 from stepwell.errors import BadRequest
 from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
@@ -22,11 +27,6 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.network_link import NetworkLink
 from stepwell.pool.shard.actor import start_pool
 from tests.integration.dashboard.client import BEARER, KEY, eventually, get, known
-from tests.rig.gateways import served_process
-from tests.rig.network_links import ServedLink, make_link_files, served_link
-from tests.rig.network_namespace import NetworkNamespace, can_make_namespaces, network_namespace
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.waiting import answers, until, wait_until
 
 DASHBOARD_PORT, GATEWAY_PORT, ENGINE_PORT = 8200, 8100, 8001
 """In a namespace of their own every port is free."""
@@ -288,7 +288,7 @@ def uses_ray(pid: int) -> bool:
 def engine_inside(inside: NetworkNamespace, log: Path) -> Iterator[str]:
     """A fake engine on the loopback of the namespace. Nobody outside reaches it."""
     url = f"http://127.0.0.1:{ENGINE_PORT}"
-    line = inside.command(sys.executable, "-m", "tests.rig.fake_engine", "--port", str(ENGINE_PORT))
+    line = inside.command(sys.executable, "-m", "rig.fake_engine", "--port", str(ENGINE_PORT))
     with log.open("wb") as output:
         process = subprocess.Popen(line, stdout=output, stderr=output)
     try:

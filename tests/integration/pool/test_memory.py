@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import ray
 
+from rig.actors import actor, pid_of
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import Columns, pack, unpack
 from stepwell.steps.step import IntArray, Step, logprobs_array
 from tests.integration.pool.conftest import started
-from tests.rig.actors import actor, pid_of
 
 GROUPS, GROUP = 1_000, 16
 """What the pool is bounded to, and single-step trajectories in a group: 164 MB."""

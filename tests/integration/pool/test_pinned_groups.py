@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rig.actors import pid_of, wait_until_back
+from rig.builders import EasyPool, make_step
 from stepwell.common.message_format import message
 from stepwell.errors import PoolFull
 from stepwell.pool.api.explanations import why_not_trained
@@ -24,8 +26,6 @@ from stepwell.pool.slices.all import SLICES
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.records import Group
 from stepwell.pool.state.slice import Slice
-from tests.builders import EasyPool, make_step
-from tests.rig.actors import pid_of, wait_until_back
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.shard import Shard

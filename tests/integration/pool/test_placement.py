@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from rig.actors import actor, node_of
+from rig.ray_nodes import joined_node
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.actors import actor, node_of
-from tests.rig.ray_nodes import joined_node
 
 SOON = 2.0
 

@@ -6,14 +6,14 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+from rig.actors import pid_of
+from rig.builders import make_step
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.scoring import Attempt, Judgement, JudgementOutcome, Score
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
-from tests.builders import make_step
 from tests.integration.pool.conftest import started
-from tests.rig.actors import pid_of
 
 LIMITS = Limits(require_reward=True)
 

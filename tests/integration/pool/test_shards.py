@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import ray
 
+from rig.actors import pid_of
+from rig.builders import make_step
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.builders import make_step
 from tests.integration.pool.conftest import started
-from tests.rig.actors import pid_of
 
 SHARDS = 4
 

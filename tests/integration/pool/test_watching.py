@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from rig.actors import pid_of
+from rig.builders import make_step
+from rig.ray_cluster import RayCluster
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
-from tests.builders import make_step
 from tests.integration.pool.conftest import started
-from tests.rig.actors import pid_of
-from tests.rig.ray_cluster import RayCluster
 
 GROUPS = [f"p{n}" for n in range(6)]
 """On both shards."""

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rig.builders import make_step
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.stats import ScoringStats
@@ -14,7 +15,6 @@ from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Json
-from tests.builders import make_step
 
 POOL = "data_pool"
 WORKERS = "rewards"

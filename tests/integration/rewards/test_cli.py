@@ -11,17 +11,17 @@ import pytest
 from openai import OpenAI
 
 import stepwell
+from rig.builders import make_step
+from rig.chatml import render_chat
+from rig.fake_engine import FakeEngine
+from rig.gateways import gateway_process
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
+from rig.vocabulary import encode
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.client.batch import batch_from_arrow, make_batch
 from stepwell.steps.columns import pack
-from tests.builders import make_step
 from tests.integration.rewards.rollouts import written
-from tests.rig.chatml import render_chat
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import gateway_process
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
-from tests.rig.vocabulary import encode
 
 FUNCTIONS = """
 def length(sample):

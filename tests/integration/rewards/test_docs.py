@@ -16,20 +16,20 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from rig.builders import make_step
+from rig.chatml import render_chat
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
+from rig.vocabulary import encode
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.client.batch import make_batch
 from stepwell.rewards.builtin.table import BUILT_IN, CODE_FACTORIES, COMPOSING_FACTORIES, FACTORIES
 from stepwell.rewards.loading import load
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.chatml import render_chat
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
-from tests.rig.vocabulary import encode
 from tests.unit.rewards.texts import answered
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"

@@ -10,14 +10,14 @@ import ray
 from openai import OpenAI
 
 import stepwell
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.threads import in_thread
 from stepwell.errors import BadRequest, Conflict, NotPermitted, UnknownTrajectory
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.threads import in_thread
 
 KEY = "a-control-key-of-the-tests"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from openai import OpenAI
 
 import stepwell
+from rig.threads import in_thread
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.step import Step
 from tests.integration.rewards.rollouts import POOL, Scored
 from tests.integration.rewards.test_feedback import serving
-from tests.rig.threads import in_thread
 
 
 class Chat:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rig.actors import pid_of, wait_until_back
+from rig.waiting import wait_until
 from stepwell.pool.api.plan import OnRewardFailure
 from tests.integration.rewards.rollouts import WORKERS, Scored, written
-from tests.rig.actors import pid_of, wait_until_back
-from tests.rig.waiting import wait_until
 
 FUNCTIONS = """
 import time

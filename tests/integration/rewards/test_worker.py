@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import ray
 
+from rig.actors import pid_of, wait_until_back
+from rig.builders import make_group
+from rig.waiting import wait_until
 from stepwell.errors import BadRequest, Conflict, NotReady, RewardFailed
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
@@ -20,9 +23,6 @@ from stepwell.rewards.client import RewardClient
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Json, Step
-from tests.builders import make_group
-from tests.rig.actors import pid_of, wait_until_back
-from tests.rig.waiting import wait_until
 
 FUNCTIONS = """
 import time

@@ -15,17 +15,17 @@ import pytest
 from benchmarks.survival.breaking_proxy import text_of
 from benchmarks.survival.dead_gateways import INCOMPLETE
 from benchmarks.survival.text_trainer import texts_of
+from rig.actors import pid_of
+from rig.fake_engine import FakeEngine, Faults
+from rig.gateways import GatewayProcess, gateway_process
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
+from rig.waiting import wait_until
 from stepwell.errors import FetchTimeout
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.test_spool import spooled
-from tests.rig.actors import pid_of
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.gateways import GatewayProcess, gateway_process
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
-from tests.rig.waiting import wait_until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 StartNamed = Callable[..., AbstractContextManager[GatewayProcess]]

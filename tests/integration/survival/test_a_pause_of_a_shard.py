@@ -9,15 +9,15 @@ from typing import Any
 
 import aiohttp
 
+from rig.actors import pid_of
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.gathering import GatheringTransport
 from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.gateway_roster import GAP
 from stepwell.pool.shard.ray_transport import RayTransport
-from tests.rig.actors import pid_of
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
 
 GATEWAYS, ROLLOUTS = 8, 16
 """And half of the rollouts are completed before the pause."""

@@ -7,17 +7,17 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from rig.actors import pid_of, wait_until_back
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import Agent, agent_of
+from rig.waiting import until
 from stepwell.engines.routing import SessionSplit
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.integration.gateway.agent import Agent, agent_of
-from tests.rig.actors import pid_of, wait_until_back
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 CHAT = "/v1/chat/completions"
 SHARE = 0.4

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import ray
 
+from rig.actors import actor, pid_of
+from rig.builders import make_step
+from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import reshard_pool, start_pool
-from tests.builders import make_step
 from tests.integration.pool.conftest import started
-from tests.rig.actors import actor, pid_of
-from tests.rig.ray_cluster import RayCluster
 
 PROMPTS = [f"p{n}" for n in range(12)]
 PAUSE = 0.1

@@ -3,12 +3,12 @@
 import asyncio
 from contextlib import AsyncExitStack
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool, LocalTransport
+from rig.waiting import until
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.gathering import GatheringTransport
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool, LocalTransport
-from tests.rig.waiting import until
 
 GATEWAYS = 20
 OBSERVED = 4.0

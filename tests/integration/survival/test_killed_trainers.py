@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 
+from rig.builders import make_step
+from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.builders import make_step
-from tests.rig.ray_cluster import RayCluster
 
 TRAINER = """
 import sys, threading, time

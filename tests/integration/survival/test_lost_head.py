@@ -5,11 +5,11 @@ from pathlib import Path
 
 import httpx
 
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import gateway_process
-from tests.rig.ray_nodes import ray_nodes
-from tests.rig.threads import in_thread
-from tests.rig.waiting import wait_until
+from rig.fake_engine import FakeEngine
+from rig.gateways import gateway_process
+from rig.ray_nodes import ray_nodes
+from rig.threads import in_thread
+from rig.waiting import wait_until
 
 KNOWN_CALLS = 5
 

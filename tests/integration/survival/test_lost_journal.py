@@ -11,15 +11,15 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rig.actors import actor, pid_of
+from rig.builders import make_step
+from rig.ray_nodes import joined_node
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.builders import make_step
 from tests.integration.pool.conftest import started
-from tests.rig.actors import actor, pid_of
-from tests.rig.ray_nodes import joined_node
 
 PATIENCE = 120.0
 SOON = 2.0

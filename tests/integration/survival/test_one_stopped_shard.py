@@ -8,10 +8,10 @@ import time
 from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
+from rig.actors import pid_of
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.actor import start_pool
-from tests.rig.actors import pid_of
 
 T = TypeVar("T")
 

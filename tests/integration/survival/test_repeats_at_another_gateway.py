@@ -10,13 +10,13 @@ import pytest
 
 from benchmarks.survival.breaking_proxy import text_of
 from benchmarks.survival.text_trainer import texts_of
+from rig.fake_engine import FakeEngine, Faults
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.errors import FetchTimeout
 from stepwell.gateway.app import GatewayLimits
 from stepwell.pool.client import PoolClient
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 KEY = {"Idempotency-Key": "once"}

@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.pool.client import PoolClient
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 GATEWAYS, ROLLOUTS, MOST_CALLS = 4, 100, 6
 CALL = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}

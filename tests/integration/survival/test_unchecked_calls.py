@@ -4,13 +4,13 @@ import asyncio
 
 import aiohttp
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.gateway.app import GatewayLimits
 from stepwell.gateway.call_resolver import ASK_PAUSE, UNCHECKED, CallResolver
 from stepwell.pool.api.producing import Registration, TrajectoryRef
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 CHAT = "v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

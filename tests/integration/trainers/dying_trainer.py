@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from rig.trainers.lives import Lives
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.client import connect
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
-from tests.rig.trainers.lives import Lives
 
 GROUPS_PER_UPDATE = 2
 """Each group has a token of its own, which begins its prompts."""

@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from rig.atropos.server import TRAINER, serve_atropos
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
 from stepwell.trainers import trl_callback
 from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.settings import Settings
@@ -22,9 +25,6 @@ from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.trl import StepwellRolloutWorker
 from stepwell.trainers.verl.mode_settings import PoolModeSettings
 from stepwell.trainers.verl.pool_feed import PoolFeed
-from tests.rig.atropos.server import TRAINER, serve_atropos
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
 from tests.unit.trainers.models import Recurrent
 from tests.unit.trainers.scripted_engine import serve
 from tests.unit.trainers.test_trainer import SyncLog, same, weights

@@ -9,6 +9,8 @@ import httpx
 import pytest
 import torch
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.pool.client.batch import Batch, make_batch
 from stepwell.steps.columns import pack
@@ -16,8 +18,6 @@ from stepwell.steps.step import Step
 from stepwell.trainers.reporting import UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
 from tests.unit.trainers.models import Recurrent
 from tests.unit.trainers.training_pool import TrainingPool
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from rig.builders import make_step
+from rig.ray_cluster import RayCluster
+from rig.trainers.lives import passes_for
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.trainer import read_checkpoint
-from tests.builders import make_step
 from tests.integration.trainers.dying_trainer import GROUPS_PER_UPDATE
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.trainers.lives import passes_for
 
 CHECKOUT = Path(__file__).parents[3]
 ROLLOUTS = 2

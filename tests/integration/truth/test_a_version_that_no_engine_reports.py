@@ -9,17 +9,17 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
 import stepwell
+from rig.asked import called
+from rig.calls import get
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import agent_of
+from rig.waiting import until
 from stepwell.commands.policy import set_version
 from stepwell.engines.engine import EngineTimeouts
 from stepwell.errors import Conflict, NotReady, PoolUnavailable
-from tests.integration.gateway.agent import agent_of
 from tests.integration.truth.test_engines_without_known_weights_get_no_calls import engines_of, until_state
-from tests.rig.asked import called
-from tests.rig.calls import get
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 CHAT = "/v1/chat/completions"
 MENDED_BY = "Start the trainer; or, to go on with the weights that the engine has, run: stepwell policy set 0"

@@ -9,12 +9,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, agent_of
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.pool.api.stats import StepCount
-from tests.integration.gateway.agent import HELLO, agent_of
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 STRICT_TOOL = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]

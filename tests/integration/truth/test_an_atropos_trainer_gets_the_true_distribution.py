@@ -8,11 +8,11 @@ import httpx
 import numpy as np
 import pytest
 
+from rig.atropos.server import TRAINER, scored_group, serve_atropos
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.pool.api.producing import Registration
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow
-from tests.builders import make_step
-from tests.rig.atropos.server import TRAINER, scored_group, serve_atropos
-from tests.rig.local_pool import LocalPool
 
 RIGHT, WRONG = 1, 2
 LIKELY = 0.7

@@ -14,6 +14,10 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
+from rig.fake_engine import FakeEngine, Reply, ToolCall
+from rig.gateways import serve_gateway
+from rig.issued_keys import CONTROL, bearer
+from rig.local_pool import LocalPool
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
 from stepwell.commands.gateway import GatewaySettings, run_gateway
@@ -21,10 +25,6 @@ from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.steps.step import Step, VersionSpan
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
-from tests.rig.issued_keys import CONTROL, bearer
-from tests.rig.local_pool import LocalPool
 
 STEP: dict[str, Any] = {
     "prompt_ids": [1, 2, 3],

@@ -5,9 +5,9 @@ from typing import Any
 
 import aiohttp
 
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 

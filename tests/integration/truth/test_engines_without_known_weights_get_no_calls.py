@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from rig.calls import call, get, post
+from rig.fake_engine import FakeEngine, Faults
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import agent_of
+from rig.waiting import until
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.steps.step import Exactness, VersionSpan
-from tests.integration.gateway.agent import agent_of
-from tests.rig.calls import call, get, post
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 CHAT = "/v1/chat/completions"
 GENERATE = {"prompt_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}}

@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
+from rig.atropos.server import scored_group, serve_atropos
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.envs import APIServerConfig, ServerManager, gather
 from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
-from tests.rig.atropos.server import scored_group, serve_atropos
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 

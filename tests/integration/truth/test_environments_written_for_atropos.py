@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from rig.rollout_server import FakeRolloutServer
+from rig.waiting import until
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataGroup, tokenize_for_trainer
 from stepwell.envs.loop import lifecycle
-from tests.rig.rollout_server import FakeRolloutServer
-from tests.rig.waiting import until
 
 
 class Letters:

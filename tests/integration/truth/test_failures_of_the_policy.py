@@ -10,6 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rig.fake_engine import FakeEngine, Faults, Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.vocabulary import encode
+from rig.waiting import until
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.outcome import AgentFailed, AgentFailure
@@ -17,11 +22,6 @@ from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus
 from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.pool.client.batch import batch_of
 from stepwell.steps.columns import unpack
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import encode
-from tests.rig.waiting import until
 
 Act = Callable[[Rollout], Awaitable[float]]
 QUESTION = {"role": "user", "content": "hello"}

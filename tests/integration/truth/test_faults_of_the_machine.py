@@ -12,6 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.fake_engine import FakeEngine, Reply, ToolCall
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.cli_agents import ClaudeCode
 from stepwell.agents.dataset import Dataset
@@ -20,9 +23,6 @@ from stepwell.agents.foreign.tasks_process import TasksBroken, reward_of
 from stepwell.agents.outcome import AgentFailed
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus
 from stepwell.agents.rollouter import AsyncRollouter
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 FULL_DISK = OSError(errno.ENOSPC, "No space left on device")
 

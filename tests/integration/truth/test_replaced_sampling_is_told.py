@@ -11,16 +11,16 @@ import anthropic
 import openai
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, agent_of
+from rig.waiting import until
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key
 from stepwell.gateway.dialects.request_sampling import SamplingPolicy
-from tests.integration.gateway.agent import HELLO, agent_of
 from tests.integration.gateway.test_sessions import live_pool, trajectories
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 HEADER = "x-stepwell-sampling"
 ON_POLICY = {"train": SamplingPolicy(on_policy=True)}

@@ -10,6 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults, Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, agent_of
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.whitebox import AgentFlowBase
 from stepwell.engines.engine import EngineFacts, EngineHttp
@@ -19,10 +23,6 @@ from stepwell.steps.sampling import RAW, UNKNOWN_MODE
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import groups_from_arrow, groups_to_arrow
 from stepwell.wire.scored_groups_steps import columns_from_group
-from tests.integration.gateway.agent import HELLO, agent_of
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
 
 OFF = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0}
 

@@ -8,10 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.gateway.agent import HELLO, agent_of
-from tests.rig.fake_engine import FakeEngine, Faults
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
+from rig.fake_engine import FakeEngine, Faults
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import HELLO, agent_of
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
+from rig.engine_proxy import EngineProxy
+from rig.fake_engine import FakeEngine
+from rig.gateways import free_port
+from rig.ray_cluster import SETTINGS, RayCluster
+from rig.shells import Shell, fresh_shell
+from rig.threads import in_thread
+from rig.waiting import answers, wait_until
 from stepwell.commands.processes import HOW_TO_START
 from stepwell.pool.client import DataPool, PoolClient
-from tests.rig.engine_proxy import EngineProxy
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.gateways import free_port
-from tests.rig.ray_cluster import SETTINGS, RayCluster
-from tests.rig.shells import Shell, fresh_shell
-from tests.rig.threads import in_thread
-from tests.rig.waiting import answers, wait_until
 
 REWARD = "def score(sample):\n    return 0.5\n"
 

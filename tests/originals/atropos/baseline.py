@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from rig.tiny_model import make_tiny_model
 from tests.originals.atropos.row import Row
 from tests.originals.atropos.running import Forkserver, Outcome, forkserver, run
 from tests.originals.atropos.table import DO_NOT_START, TABLE, row_of
-from tests.rig.tiny_model import make_tiny_model
 
 BASELINE = Path(__file__).with_name("baseline.json")
 STARTS = "starts"

@@ -82,7 +82,7 @@ def preload(folder: Path) -> None:
     import datasets
     import transformers
 
-    from tests.rig.tiny_model import make_tiny_model
+    from rig.tiny_model import make_tiny_model
 
     transformers.AutoTokenizer.from_pretrained(make_tiny_model(folder))
     datasets.Dataset.from_list([{"number": number} for number in range(4)]).shuffle(seed=1)

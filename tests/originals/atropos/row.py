@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
-from tests.rig.fake_engine.sampling import Reply
+from rig.fake_engine.sampling import Reply
 
 Json: TypeAlias = dict[str, Any]
 Answer: TypeAlias = Callable[[Json, int], "str | Reply"]

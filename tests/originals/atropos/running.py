@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from rig.atropos.calling import AtroposClient, Group, calling
+from rig.atropos.processes import CHECKOUT, SETTINGS, atropos_python
+from rig.atropos.server import serve_atropos
+from rig.fake_engine import FakeEngine, Reply
+from rig.local_pool import LocalPool
+from rig.waiting import wait_until
 from tests.originals.atropos.row import Answer, Json, Row
-from tests.rig.atropos.calling import AtroposClient, Group, calling
-from tests.rig.atropos.processes import CHECKOUT, SETTINGS, atropos_python
-from tests.rig.atropos.server import serve_atropos
-from tests.rig.fake_engine import FakeEngine, Reply
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import wait_until
 
 MODEL = "tiny"
 LONGEST = 100_000

@@ -10,11 +10,11 @@ from threading import Thread
 
 import pytest
 
+from rig.atropos import atropos_python
 from tests.originals.atropos.counts import MADE_A_GROUP, PROPERTY, STARTED
 from tests.originals.atropos.row import Row
 from tests.originals.atropos.running import Forkserver, Outcome, forkserver, run, start_literally
 from tests.originals.atropos.table import BY_FILE, DO_NOT_START, TABLE
-from tests.rig.atropos import atropos_python
 
 AT_ONCE = 3
 """Environments that run at the same time: most of the time they wait for one another's processes, not for a core."""

@@ -18,6 +18,12 @@ import openai
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from rig.fake_engine import FakeEngine, Reply, ToolCall
+from rig.gateways import gateway_process
+from rig.issued_keys import CONTROL
+from rig.ray_cluster import RayCluster
+from rig.threads import in_thread
+from rig.trainers.process import trainer_python
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.actor import start_pool
@@ -25,12 +31,6 @@ from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Step
 from tests.originals.claw.original import claw_r1
-from tests.rig.fake_engine import FakeEngine, Reply, ToolCall
-from tests.rig.gateways import gateway_process
-from tests.rig.issued_keys import CONTROL
-from tests.rig.ray_cluster import RayCluster
-from tests.rig.threads import in_thread
-from tests.rig.trainers.process import trainer_python
 
 FLOWS = ("blackbox_gsm8k_agent", "single_step_single_turn_agent", "multi_step_agent")
 BATCHES = [(FLOWS[0], "train"), (FLOWS[0], "val"), (FLOWS[1], "train"), (FLOWS[2], "train")]

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from rig.docs_pages import DOCS
 from stepwell.access.caller import Role
 from stepwell.access.route_table import ATROPOS_ROUTES, DASHBOARD_ROUTES, TRAJECTORY_ROOT, Route, gateway_routes
-from tests.unit.docs_pages import DOCS
 
 PAGE = (DOCS / "operations" / "security.md").read_text()
 MODEL_CALL = "MODEL_CALL"

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.atropos.group_intake import (
     MAX_MESSAGE_TOKENS,
     PIECE,
@@ -26,8 +28,6 @@ from stepwell.steps.columns import Columns
 from stepwell.wire.atropos_calls import EnvRegistration
 from stepwell.wire.scored_groups import ScoredGroup, group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 
 class SlowPool(LocalPool):

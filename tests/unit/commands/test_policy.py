@@ -2,13 +2,13 @@
 
 import pytest
 
+from rig.asked import asked
+from rig.local_pool import LocalPool
+from rig.requested import requested
 from stepwell.commands.policy import promote, roll_back, set_version, status_lines
 from stepwell.errors import Conflict
 from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision, PolicyStatus, RewardTally
 from stepwell.pool.slices.policy import ReportEngines
-from tests.rig.asked import asked
-from tests.rig.local_pool import LocalPool
-from tests.rig.requested import requested
 
 CANARY = Canary(7, ("http://new",), 0.1, began_at=1_000.0)
 BEGUN = PolicyDecision(7, "canary", "guard", "validation 0.8, best 0.8", 1_000.0)

@@ -4,9 +4,9 @@ import io
 
 import pytest
 
+from rig.gateways import free_port
 from stepwell.commands.processes import StartupScreen, wait_for_model
 from stepwell.errors import EngineUnavailable
-from tests.rig.gateways import free_port
 
 
 def test_without_a_terminal_each_change_of_a_wait_is_a_line() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
+from rig.waiting import until
 from stepwell.common.async_calls import repeating
-from tests.rig.waiting import until
 
 
 async def test_work_that_fails_is_logged_and_repeated(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,9 +11,9 @@ import pytest
 import uvicorn
 import uvloop
 
+from rig.waiting import until
 from stepwell.common.bounded_http import HANDOVER, BoundedHttp, Handover
 from stepwell.gateway.http.sighting import handover_of, is_handed_over
-from tests.rig.waiting import until
 
 LARGE = b"x" * 32 * 2**20
 Then = Callable[[Handover], Awaitable[None]]

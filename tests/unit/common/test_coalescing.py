@@ -2,10 +2,10 @@ import asyncio
 
 import pytest
 
+from rig.complaints import Complaints
+from rig.waiting import until
 from stepwell.common.coalescing import BatchSender, Coalescer, SharedAnswer
 from stepwell.errors import Conflict, PoolUnavailable
-from tests.rig.complaints import Complaints
-from tests.rig.waiting import until
 
 
 class Pool:

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rig.builders import make_step
 from stepwell import errors
 from stepwell.common.message_codec import (
     CLASS,
@@ -46,7 +47,6 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.trajectories import ChannelIfOpen
 from stepwell.steps.columns import Columns, PrefixLinks, pack, unpack
 from stepwell.steps.step import Exactness, VersionSpan
-from tests.builders import make_step
 
 STEP_METADATA = {"gt": 2**70, "scores": [math.inf, -0.0, 1, True, None], "half": "\ud800", "nested": {"null": "null"}}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from rig.waiting import until, wait_until
 from stepwell.common import processes
 from stepwell.common.processes import CommandFailed, end_group, exit_text, free_port, kill_marked, run_command
 from stepwell.errors import NotReady
-from tests.rig.waiting import until, wait_until
 
 STUBBORN = """
 import os, signal, subprocess, sys, time

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rig.large_tokenizer import write_large_tokenizer
+from rig.made_up_rollouts import RigTokenizer
+from rig.vocabulary import ADDED_IDS, CONTROL_TOKENS, encode
+from rig.waiting import until
 from stepwell.common.tokenizers import (
     NO_TOKENIZER,
     BackgroundTokenizer,
@@ -17,10 +21,6 @@ from stepwell.common.tokenizers import (
     load_tokenizer,
 )
 from stepwell.errors import BadRequest, NotReady
-from tests.rig.large_tokenizer import write_large_tokenizer
-from tests.rig.made_up_rollouts import RigTokenizer
-from tests.rig.vocabulary import ADDED_IDS, CONTROL_TOKENS, encode
-from tests.rig.waiting import until
 
 
 class Spaced:

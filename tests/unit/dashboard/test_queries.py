@@ -2,6 +2,9 @@ import asyncio
 import threading
 from collections.abc import ItemsView
 
+from rig.dashboard import MadeUpPool
+from rig.made_up_rollouts import RigTokenizer
+from rig.waiting import until
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.texts import ConversationTexts, IndexedText
@@ -9,9 +12,6 @@ from stepwell.dashboard.index.trajectories import TrajectoryKey
 from stepwell.dashboard.queries import DashboardQueries
 from stepwell.dashboard.state import DashboardState
 from stepwell.pool.api.plan import PoolPlan
-from tests.rig.dashboard import MadeUpPool
-from tests.rig.made_up_rollouts import RigTokenizer
-from tests.rig.waiting import until
 from tests.unit.dashboard.summaries import make_summary, told
 
 

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
+from rig.builders import make_step
+from rig.made_up_rollouts import RigTokenizer, steps_of
+from rig.vocabulary import encode
 from stepwell.common.tokenizers import TokenDecoder
 from stepwell.dashboard.views import PROMPT_TOKENS, group_view, last_text, step_views
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.steps.step import VersionSpan
-from tests.builders import make_step
-from tests.rig.made_up_rollouts import RigTokenizer, steps_of
-from tests.rig.vocabulary import encode
 from tests.unit.dashboard.summaries import make_summary
 
 READER = TokenDecoder(RigTokenizer())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rig.waiting import wait_until
 from stepwell.demo.run import DemoResult
-from tests.rig.waiting import wait_until
 
 WITHIN = 60.0
 """Seconds for a process to start or to end on a busy machine."""

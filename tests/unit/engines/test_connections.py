@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
+from rig.certificates import make_certificate
+from rig.waiting import until
 from stepwell.engines.connections import HIGH_WATER, EngineConnections, EngineUnreached, UnreadableReply
 from stepwell.errors import BadRequest
-from tests.rig.certificates import make_certificate
-from tests.rig.waiting import until
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwhole"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import pytest
 
+from rig import vllm_server
+from rig.docs_pages import CHECKOUT
 from stepwell.commands.launch_plan import UpSettings
 from stepwell.commands.processes import HOW_TO_START
 from stepwell.demo import engine
 from stepwell.engines.vllm import VllmEngine
 from stepwell.engines.vllm_command import ADDITIONS, CPU_PROGRAM, base_flags, one_line
-from tests.rig import vllm_server
-from tests.unit.docs_pages import CHECKOUT
 
 PLACES = (
     "README*.md",

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rig.group_files import read_lines, read_table
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataItem
 from stepwell.envs.cli import main
-from tests.rig.group_files import read_lines, read_table
 
 
 class CountingConfig(BaseEnvConfig):

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from rig.builders import make_step
+from rig.vocabulary import encode
 from stepwell.exports.shapes import ExportShape
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Step
-from tests.builders import make_step
-from tests.rig.vocabulary import encode
 
 
 def decode(ids: list[int]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rig.builders import make_step
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
 from stepwell.pool.client import PoolClient
@@ -10,7 +11,6 @@ from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.step import Step
-from tests.builders import make_step
 
 
 def turns(uid: str, count: int = 1, prompt_uid: str = "p", **fields: Any) -> list[Step]:

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.errors import BadRequest
 from stepwell.exports.import_run import common_metadata, import_groups, message
 from stepwell.exports.progress import TransferProgress
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.groups import StepGroup
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
 from tests.unit.exports.stored import stored, turns
 
 

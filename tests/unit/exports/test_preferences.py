@@ -1,9 +1,9 @@
 import pyarrow as pa
 import pytest
 
+from rig.builders import make_step
+from rig.vocabulary import encode
 from stepwell.exports.preferences import PreferenceShape
-from tests.builders import make_step
-from tests.rig.vocabulary import encode
 from tests.unit.exports.shaped import answer, decode, rows
 from tests.unit.exports.stored import stored
 

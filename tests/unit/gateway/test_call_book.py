@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.gateway.call_book import LATE, CallBook
 from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.producing import Registration
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 CALL = CallBegun("t", "p", "step")
 

@@ -3,14 +3,14 @@ from typing import Any, cast
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.errors import PreviousResponseNotFound
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.stored_conversations import STORED, StoredConversations, store_turn
 from stepwell.pool.api.producing import Registration, TrajectoryRef
 from stepwell.steps.step import Step
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
 from tests.unit.gateway.dialects.responses.asking_responses import SEAL, Json, ask, called, returned, tool_calls, user
 
 REF = TrajectoryRef("t", "p")

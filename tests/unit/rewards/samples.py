@@ -1,9 +1,9 @@
 from pathlib import Path
 from typing import Any
 
+from rig.builders import make_step
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.sample import Sample, sample_of
-from tests.builders import make_step
 
 GRADERS = str(Path(__file__).with_name("graders.py"))
 

@@ -4,11 +4,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from rig.local_pool import LocalPool
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome
 from stepwell.steps.step import Step
-from tests.rig.local_pool import LocalPool
 
 
 class ScoringPool(LocalPool):

@@ -3,12 +3,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from rig.builders import make_step
+from rig.waiting import until
 from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.loop import MOST_HELD, HoldingPace, RewardLoop
 from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.steps.step import Step
-from tests.builders import make_step
-from tests.rig.waiting import until
 from tests.unit.rewards.samples import job
 from tests.unit.rewards.scoring_pool import ScoringPool
 

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rig.builders import make_step
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.client.batch import Batch, batch_from_arrow, make_batch
@@ -14,7 +15,6 @@ from stepwell.rewards.runner.messages import Job
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ParquetReader
 from stepwell.steps.step import OF_TRAJECTORY, Step
-from tests.builders import make_step
 
 FUNCTIONS = """
 import time

@@ -2,11 +2,11 @@ import pickle
 
 import pytest
 
+from rig.builders import make_step
+from rig.chatml import render_chat
 from stepwell.errors import NotReady
 from stepwell.pool.api.scoring import RewardRequest
 from stepwell.rewards.sample import Sample, sample_of, sample_of_request
-from tests.builders import make_step
-from tests.rig.chatml import render_chat
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 

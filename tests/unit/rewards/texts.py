@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from rig.chatml import render_chat
 from stepwell.rewards.sample import Sample, SampleStep
 from stepwell.steps.step import JsonObject
-from tests.rig.chatml import render_chat
 
 
 def step(response: str, *, prompt: str = "What is it?", tokens: int = 0, untrainable: str | None = None) -> SampleStep:

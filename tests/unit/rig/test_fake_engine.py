@@ -8,11 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.rig.calls import DONE, get, post
-from tests.rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
-from tests.rig.threads import in_thread
-from tests.rig.vocabulary import END_OF_TURN, encode, pieces
-from tests.rig.waiting import until
+from rig.calls import DONE, get, post
+from rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
+from rig.threads import in_thread
+from rig.vocabulary import END_OF_TURN, encode, pieces
+from rig.waiting import until
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 MESSAGES = [{"role": "user", "content": "hi"}]

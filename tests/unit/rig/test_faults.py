@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.rig.calls import DONE, Answer, call, get, post
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
+from rig.calls import DONE, Answer, call, get, post
+from rig.fake_engine import FakeEngine, Faults, Reply
 
 CHAT, COMPLETIONS, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 EXACT: dict[str, Any] = {"return_token_ids": True, "max_tokens": 6}
@@ -228,7 +228,7 @@ async def test_unknown_faults_are_refused(engine: FakeEngine) -> None:
 async def test_it_runs_as_a_process_of_its_own() -> None:
     checkout = Path(__file__).parents[3]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.rig.fake_engine", stdout=asyncio.subprocess.PIPE, cwd=checkout
+        sys.executable, "-m", "rig.fake_engine", stdout=asyncio.subprocess.PIPE, cwd=checkout
     )
     assert process.stdout
     try:

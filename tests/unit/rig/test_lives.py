@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.trainers.lives import Lives, passes_for
+from rig.trainers.lives import Lives, passes_for
 
 
 @pytest.mark.parametrize("seed", range(3))

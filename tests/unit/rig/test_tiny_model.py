@@ -7,9 +7,9 @@ import pytest
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from tests.rig.chatml import render_chat
-from tests.rig.tiny_model import make_tiny_model
-from tests.rig.vocabulary import VOCABULARY_SIZE, encode, pieces
+from rig.chatml import render_chat
+from rig.tiny_model import make_tiny_model
+from rig.vocabulary import VOCABULARY_SIZE, encode, pieces
 
 TOOLS = [
     {"type": "function", "function": {"name": "add", "description": "Ajouter, è", "parameters": {"type": "object"}}}

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.builders import make_step, same_step
 from stepwell.common.optional import install_command
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch, batch_from_arrow, make_batch
 from stepwell.steps.arrow import columns_from_arrow
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, mask_array
-from tests.builders import make_step, same_step
 from tests.unit.steps.test_columns import steps
 
 

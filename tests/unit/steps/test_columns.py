@@ -5,9 +5,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.builders import make_step, same_step
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.step import Exactness, JsonObject, Step, VersionSpan, ids_array, logprobs_array
-from tests.builders import make_step, same_step
 
 texts = st.text(max_size=8)
 objects = st.dictionaries(

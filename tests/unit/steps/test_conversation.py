@@ -1,10 +1,10 @@
+from rig.builders import make_step
+from rig.chatml import render_chat
+from rig.made_up_rollouts import RigTokenizer
+from rig.vocabulary import encode
 from stepwell.common.tokenizers import TokenDecoder
 from stepwell.steps.conversation import ConversationTurn, read_turns, shared_length
 from stepwell.steps.step import ids_array
-from tests.builders import make_step
-from tests.rig.chatml import render_chat
-from tests.rig.made_up_rollouts import RigTokenizer
-from tests.rig.vocabulary import encode
 
 ANSWER = ConversationTurn("assistant", "Hi.", is_response=True)
 

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.builders import make_step
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import pack
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
 from stepwell.steps.step import Step, logprobs_array, mask_array
-from tests.builders import make_step
 
 PAD = 99
 

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rig.builders import make_step, same_step
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import pack
 from stepwell.steps.parquet import ROWS, ParquetReader, ParquetWriter
 from stepwell.steps.step import Step
-from tests.builders import make_step, same_step
 
 
 def table(*groups: list[Step]) -> pa.Table:

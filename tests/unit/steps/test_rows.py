@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.builders import make_step
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import pack
 from stepwell.steps.layout import groups_of, trajectories_of
 from stepwell.steps.rows import ForkReason, MergedRows, merge_rows
 from stepwell.steps.step import Step, VersionSpan, ids_array, logprobs_array, mask_array
-from tests.builders import make_step
 
 
 def merge(steps: list[Step], *group_sizes: int) -> MergedRows:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from rig.builders import make_step
 from stepwell.steps.sampling import (
     LeftOutLog,
     constrained_reason,
@@ -11,7 +12,6 @@ from stepwell.steps.sampling import (
     untrainable_reason,
     with_distribution,
 )
-from tests.builders import make_step
 
 STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
 LOOSE = {"type": "function", "function": {"name": "f", "strict": False}}

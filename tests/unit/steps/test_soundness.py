@@ -3,9 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rig.builders import make_step
 from stepwell.steps.soundness import fault_kind, step_fault, usage_fault
 from stepwell.steps.step import logprobs_array
-from tests.builders import make_step
 
 
 def test_a_sound_step_has_no_fault() -> None:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool, in_groups, make_step
 from stepwell.pool.api.leasing import BatchRequest, Order, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.steps.step import Exactness, Step
-from tests.builders import EasyPool, in_groups, make_step
 
 SIDE_CALL = "side_call: a title was asked for"
 GREEDY = "greedy: temperature is 0"

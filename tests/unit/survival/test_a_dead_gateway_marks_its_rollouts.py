@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.requested import requested
 from stepwell.pool.api.calls import TELL_CALLS, CallBegun, Repeats
 from stepwell.pool.api.plan import Limits, OnIncomplete, PoolPlan
 from stepwell.pool.api.producing import Registration
@@ -16,9 +19,6 @@ from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step_filter import INCOMPLETE, UNSEEN
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.requested import requested
 
 
 class PoolClock:

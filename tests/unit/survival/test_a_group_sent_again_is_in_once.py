@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 
-from tests.rig.atropos.server import scored_group, serve_atropos
-from tests.rig.local_pool import LocalPool
+from rig.atropos.server import scored_group, serve_atropos
+from rig.local_pool import LocalPool
 
 BY_KEY = {"Idempotency-Key": "first"}
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rig.builders import make_step
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.batch import batch_of, make_batch
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step
-from tests.builders import make_step
 from tests.unit.pool.shard.journals import kill, open_pool, save
 
 TURNS = 5_000

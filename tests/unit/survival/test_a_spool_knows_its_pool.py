@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import Spool
 from stepwell.pool.api.producing import Registration
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 LEFT = 100
 

@@ -12,6 +12,8 @@ import pyarrow.parquet
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from rig.asked import asked, trained
+from rig.builders import make_step
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
@@ -21,8 +23,6 @@ from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_TRAJECTORY
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked, trained
 
 T = TypeVar("T")
 

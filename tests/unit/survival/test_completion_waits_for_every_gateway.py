@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.requested import next_requested, requested
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.calls import TELL_CALLS, CallBegun
 from stepwell.pool.api.news import UNSEEN, flush_topic
@@ -22,9 +25,6 @@ from stepwell.pool.slices.calls import TakeRequests, TellCalls
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.requested import next_requested, requested
 
 COMPLETION = Complete("t", "p", 1.0, gateway="a")
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.local_pool import LocalTransport
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import PoolPlan
@@ -16,9 +19,6 @@ from stepwell.pool.slices.curation import ReadAudit
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.local_pool import LocalTransport
 
 TOKENS = range(20_000)
 

@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.local_pool import LocalPool, LocalTransport
+from rig.waiting import until
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
 from stepwell.pool.api.leasing import DECISION, BatchRequest, Settlement, new_batch_uid, part_lease_uid
 from stepwell.pool.api.plan import PoolPlan
@@ -22,10 +26,6 @@ from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.local_pool import LocalPool, LocalTransport
-from tests.rig.waiting import until
 
 SHARDS = 4
 PROMPTS = [

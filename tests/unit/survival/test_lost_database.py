@@ -4,6 +4,8 @@ from uuid import uuid4
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
@@ -12,8 +14,6 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
 
 pytest.importorskip("psycopg")
 

@@ -8,6 +8,10 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+from rig.atropos.server import ENVIRONMENT, TRAINER, serve_atropos
+from rig.builders import make_step
+from rig.local_pool import LocalPool, LocalTransport
+from rig.waiting import until
 from stepwell.common.retry import Backoff
 from stepwell.dashboard.index.follower import PoolFollower
 from stepwell.dashboard.index.texts import ConversationTexts
@@ -17,10 +21,6 @@ from stepwell.exports.pool_source import all_changes
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.shard_layout import Layout
-from tests.builders import make_step
-from tests.rig.atropos.server import ENVIRONMENT, TRAINER, serve_atropos
-from tests.rig.local_pool import LocalPool, LocalTransport
-from tests.rig.waiting import until
 
 T = TypeVar("T")
 

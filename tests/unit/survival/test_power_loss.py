@@ -10,6 +10,11 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from rig.power_loss.archive_main import open_archive
+from rig.power_loss.files_main import CONTENT
+from rig.power_loss.lost_power import as_after_power_loss, preload, run_until_killed, survivors
+from rig.preloads import SYNCED_ONLY, build, has_compiler
+from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.late_rewards import FOLDER as REWARDS
@@ -17,11 +22,6 @@ from stepwell.pool.shard.lineage import FOLDER as LINEAGE
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.digest import lineage_name
-from tests.rig.power_loss.archive_main import open_archive
-from tests.rig.power_loss.files_main import CONTENT
-from tests.rig.power_loss.lost_power import as_after_power_loss, preload, run_until_killed, survivors
-from tests.rig.preloads import SYNCED_ONLY, build, has_compiler
-from tests.rig.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs gcc")
 
@@ -64,7 +64,7 @@ def test_at_any_moment_a_trained_group_its_lineage_and_late_reward_survive_a_los
 
 def test_a_file_or_folder_under_its_final_name_survives_a_loss_of_power(shim: Path, tmp_path: Path) -> None:
     live, synced = tmp_path / "live", tmp_path / "synced"
-    command = [sys.executable, "-m", "tests.rig.power_loss.files_main", str(live)]
+    command = [sys.executable, "-m", "rig.power_loss.files_main", str(live)]
     environment, pipe = os.environ | preload(shim, live, synced), subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
@@ -77,7 +77,7 @@ def test_a_file_or_folder_under_its_final_name_survives_a_loss_of_power(shim: Pa
 
 @contextmanager
 def archiving_shard(shim: Path, live: Path, synced: Path, printed: Path) -> Iterator[int]:
-    command = [sys.executable, "-m", "tests.rig.power_loss.archive_main", str(live)]
+    command = [sys.executable, "-m", "rig.power_loss.archive_main", str(live)]
     environment = os.environ | preload(shim, live, synced)
     with printed.open("w") as output, subprocess.Popen(command, env=environment, stdout=output) as process:
         try:

@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from rig.asked import asked, trained
+from rig.builders import make_group, make_step
+from rig.local_pool import LocalPool, LocalTransport
+from rig.waiting import until
 from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
@@ -23,10 +27,6 @@ from stepwell.pool.slices.curation import Curation, CurationAction
 from stepwell.pool.slices.steps import AddGroups, AddSteps
 from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
 from stepwell.steps.columns import pack
-from tests.builders import make_group, make_step
-from tests.rig.asked import asked, trained
-from tests.rig.local_pool import LocalPool, LocalTransport
-from tests.rig.waiting import until
 
 PROMPTS = [f"p{n}" for n in range(40)]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool, LocalTransport
+from rig.waiting import until
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool, LocalTransport
-from tests.rig.waiting import until
 
 SHARDS = 16
 ARRIVALS = 80

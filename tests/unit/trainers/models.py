@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from rig.builders import make_step
 from stepwell.steps.step import Step, logprobs_array
-from tests.builders import make_step
 
 VOCABULARY = 12
 

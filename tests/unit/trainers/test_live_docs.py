@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.rig.waiting import wait_until
-from tests.unit.docs_pages import DOCS, blocks
+from rig.docs_pages import DOCS, blocks
+from rig.waiting import wait_until
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import serve
 from tests.unit.trainers.test_docs import LoadingEngine

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from rig.waiting import wait_until
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.steps.step import VersionSpan
 from stepwell.trainers import trl
 from stepwell.trainers.transfers import Weights, stream_weights
 from stepwell.trainers.trl import StepwellRolloutWorker, StepwellWeightTransfer
 from stepwell.trainers.trl_groups import RolloutSample
-from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.training_pool import TrainingPool
 

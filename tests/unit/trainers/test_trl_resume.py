@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rig.waiting import wait_until
 from stepwell.errors import BadRequest
 from stepwell.trainers.trl import StepwellRolloutWorker
 from stepwell.trainers.trl_callback import StepwellCallback, last_checkpoint
-from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.training_pool import TrainingPool
 from tests.unit.trainers.trl_loop import NAME, TrlLoop

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 import stepwell.trainers.weight_sync
+from rig.gateways import free_port
+from rig.waiting import wait_until
 from stepwell.errors import BadRequest, Conflict, SyncFailed
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
-from tests.rig.gateways import free_port
-from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import Recurrent
 from tests.unit.trainers.scripted_engine import ScriptedEngine, serve
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rig.local_pool import LocalPool
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.step import Step
-from tests.rig.local_pool import LocalPool
 
 FETCH_TIMEOUT = 0.02
 """Seconds. Tests fill the pool before they fetch."""

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from rig.waiting import wait_until
 from stepwell.errors import SyncFailed
 from stepwell.trainers.transfers import CheckpointTransfer
 from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
-from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import Recurrent
 from tests.unit.trainers.scripted_engine import ScriptedEngine, serve
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool, make_step, same_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step
-from tests.builders import EasyPool, make_step, same_step
 
 
 @pytest.mark.parametrize("count", [10, 200])

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client.batch import batch_of
-from tests.builders import EasyPool, make_step
 from tests.unit.pool.shard.journals import kill, open_pool, save
 
 COMPLETED_AT = 100.0

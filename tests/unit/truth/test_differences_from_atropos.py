@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rig.docs_pages import DOCS
 from stepwell.common.command_line import FlagParser
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataItem, ServerBaseline, ServerManager
 from stepwell.envs.config import unknown_settings
@@ -19,7 +20,6 @@ from stepwell.envs.servers.asked_sampling import add_temperatures, note_sampling
 from stepwell.envs.servers.managed import ManagedServer
 from stepwell.errors import BadRequest
 from stepwell.wire.openai import Upstream
-from tests.unit.docs_pages import DOCS
 
 PAGE = DOCS / "coming-from-atropos.md"
 Check = Callable[[Path], Awaitable[None]]

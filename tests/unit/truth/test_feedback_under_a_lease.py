@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.errors import Conflict
 from stepwell.pool.api.leasing import Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import LAST_STEP, Registration, RewardGiven
 from stepwell.pool.client.batch import batch_of
 from stepwell.pool.slices.curation import Curation, CurationAction
-from tests.builders import EasyPool, make_step
 
 
 def thumb(pool: EasyPool, uid: str, value: float, *, prompt: str = "p", step: int | None = None) -> bool:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from rig.waiting import wait_until
 from stepwell.errors import NothingLearned
 from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trainer import FILE, AsyncTrainer, read_checkpoint
 from stepwell.trainers.trl import StepwellRolloutWorker
-from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool
 

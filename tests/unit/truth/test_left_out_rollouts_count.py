@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.leasing import merge_leased_groups
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import EndResult, Registration
@@ -22,7 +23,6 @@ from stepwell.steps.step import Step
 from stepwell.trainers.comparison import response_advantages
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings
-from tests.builders import EasyPool, make_step
 from tests.unit.pool.shard.journals import kill, open_pool, save
 
 KINDS: tuple[AdvantageKind, ...] = ("rollout", "step", "reward_to_go")

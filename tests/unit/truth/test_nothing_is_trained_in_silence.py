@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
+from rig.waiting import wait_until
 from stepwell.errors import NothingLearned
 from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.trl import StepwellRolloutWorker
-from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool
 

@@ -1,9 +1,9 @@
 """T11: a pool without max_staleness ships data of any age, and its pacing does not hold rollouts back for it either; a
 pool that holds them back says what it waits for."""
 
+from rig.builders import EasyPool
 from stepwell.pool.api.pacing import merge_pacing
 from stepwell.pool.api.plan import Limits
-from tests.builders import EasyPool
 
 
 def queue_rollouts(pool: EasyPool, count: int) -> EasyPool:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.builders import EasyPool, make_step
 from stepwell.exports.file_source import LateRewards
 from stepwell.exports.import_run import message
 from stepwell.pool.api.leasing import Unit
@@ -22,7 +23,6 @@ from stepwell.steps.columns import pack, unpack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.returns import put_together, return_of, take_apart
 from stepwell.steps.step import Exactness
-from tests.builders import EasyPool, make_step
 
 SIDE_CALL = "side_call: a title"
 PROCESS = (0.3, 0.7, 0.9)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from rig.waiting import wait_until
 from stepwell.pool.client.batch import Batch, make_batch
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array
@@ -22,7 +23,6 @@ from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.trl import StepwellRolloutWorker
 from stepwell.trainers.verl import verl_rows
-from tests.rig.waiting import wait_until
 from tests.unit.trainers.models import Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool
 

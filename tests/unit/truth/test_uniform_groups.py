@@ -4,14 +4,14 @@ import logging
 
 import pytest
 
+from rig.asked import asked, trained
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
-from tests.builders import EasyPool, make_step
-from tests.rig.asked import asked, trained
 
 
 def send(pool: EasyPool, prompt: str, *responses: list[int]) -> None:

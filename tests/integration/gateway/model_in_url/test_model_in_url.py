@@ -9,15 +9,15 @@ from typing import Any
 import aiohttp
 import pytest
 
+from rig.fake_engine import FakeEngine, Faults, Reply
+from rig.gateways import serve_gateway
+from rig.local_pool import LocalPool
+from rig.openai_agent import Agent, agent_of
+from rig.vocabulary import END_OF_TURN, encode
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.routes.access import access_table
 from stepwell.steps.step import Exactness
-from tests.integration.gateway.agent import Agent, agent_of
 from tests.integration.gateway.model_in_url.content_dialect import ContentDialect
-from tests.rig.fake_engine import FakeEngine, Faults, Reply
-from tests.rig.gateways import serve_gateway
-from tests.rig.local_pool import LocalPool
-from tests.rig.vocabulary import END_OF_TURN, encode
 
 CONTROL = "control-key-of-the-tests"
 DIALECTS_WITH_CONTENT = (*DIALECTS, ContentDialect())

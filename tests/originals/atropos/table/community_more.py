@@ -4,10 +4,10 @@ import itertools
 import json
 from pathlib import Path
 
+from rig.fake_engine.sampling import Reply, ToolCall
 from tests.originals.atropos.row import Json, Row, in_turn, prompt_of
 from tests.originals.atropos.table.community import XLAM, file, judged
 from tests.originals.atropos.table.made_up_packages import PLAYWRIGHT, POKE_ENV, PYRENDER, TAVILY, YAHOOQUERY
-from tests.rig.fake_engine.sampling import Reply, ToolCall
 
 WALLET = {"address": "0x" + "11" * 20, "private_key": "0x" + "22" * 32}
 CARDS = ("technical_expert", "communication_specialist", "creative_thinker")

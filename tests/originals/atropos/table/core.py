@@ -6,8 +6,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rig.fake_engine.sampling import Reply, ToolCall
 from tests.originals.atropos.row import Answer, Json, Row, in_turn, prompt_of
-from tests.rig.fake_engine.sampling import Reply, ToolCall
 
 GSM8K = [{"question": "What is 40 plus 2?", "answer": "40 + 2 = 42\n#### 42"}] * 8
 DEEP_MATH = [{"question": "What is 40 plus 2?", "final_answer": "42"}] * 8

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
+from rig.made_up_rollouts import summary_of
 from stepwell.dashboard.index.search import Search
 from stepwell.dashboard.index.trajectories import SearchResult, TrajectoryIndex
 from stepwell.pool.api.watching import TrajectoryState
-from tests.rig.made_up_rollouts import summary_of
 from tests.unit.dashboard.summaries import make_summary, told
 
 

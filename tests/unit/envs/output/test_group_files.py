@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.group_files import group_of, read_lines, read_table
 from stepwell.envs.output.group_files import GroupFolder, GroupTable, rows_of
 from stepwell.errors import BadRequest
-from tests.rig.group_files import group_of, read_lines, read_table
 
 GROUP: dict[str, Any] = {
     "tokens": [[1, 2, 3], [1, 4]],

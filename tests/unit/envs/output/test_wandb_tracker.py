@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from rig.waiting import wait_until
 from stepwell.envs.output.wandb_tracker import RolloutTable, WandbTracker
 from stepwell.errors import BadRequest
-from tests.rig.waiting import wait_until
 
 RUN = {"name": "sums_0", "project": "p", "group": "g", "config": {"group_size": 4}}
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from rig.chatml import render_chat
+from rig.vocabulary import END_OF_TURN, encode
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
 from stepwell.errors import BadRequest, EngineUnavailable
-from tests.rig.chatml import render_chat
-from tests.rig.vocabulary import END_OF_TURN, encode
 
 USER = {"role": "user", "content": "hello"}
 ASKED: dict[str, Any] = {"messages": [USER]}

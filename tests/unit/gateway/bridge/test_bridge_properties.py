@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rig.chat_templates import TEMPLATES, Template, decode, encode
+from rig.local_pool import LocalPool
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge
 from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
@@ -21,8 +23,6 @@ from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import IntArray, Step, logprobs_array
 from stepwell.wire.openai import NO_USAGE, Sampled
-from tests.rig.chat_templates import TEMPLATES, Template, decode, encode
-from tests.rig.local_pool import LocalPool
 from tests.unit.gateway.dialects.asking import chat
 
 REF = TrajectoryRef("t", "p")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from rig import chat_templates
+from rig.chat_templates import CONTROL_IDS, TEMPLATES, decode, encode
 from stepwell.gateway.bridge.delta import shape_of
 from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 from stepwell.gateway.bridge.thinking import ThinkingPlaces
-from tests.rig import chat_templates
-from tests.rig.chat_templates import CONTROL_IDS, TEMPLATES, decode, encode
 from tests.unit.gateway.bridge.scripted_renderer import ScriptedRenderer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from rig.waiting import until
 from stepwell.errors import BadRequest
 from stepwell.gateway.http.deduplication import (
     A_PART,
@@ -13,7 +14,6 @@ from stepwell.gateway.http.deduplication import (
     read_call_headers,
 )
 from stepwell.pool.api.producing import TrajectoryRef
-from tests.rig.waiting import until
 
 REF = TrajectoryRef("t", "p")
 EMPTY = AN_ANSWER + A_PART

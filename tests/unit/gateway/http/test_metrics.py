@@ -4,10 +4,10 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rig.builders import make_step
+from rig.waiting import until
 from stepwell.gateway.http.metrics import MOST_NAMES, GatewayMetrics
 from stepwell.steps.step import Exactness
-from tests.builders import make_step
-from tests.rig.waiting import until
 
 
 def shown(metrics: GatewayMetrics, name: str, **labels: str) -> float | None:

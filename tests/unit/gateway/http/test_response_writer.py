@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 
+from rig.waiting import until
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.http.deduplication import SharedResponse
 from stepwell.gateway.http.request_body import Message
 from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
-from tests.rig.waiting import until
 
 KEEP_ALIVE = b": alive\n\n"
 END = b"data: end\n\n"

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from rig.builders import make_step
 from stepwell.gateway.recording.generations import Generations, Told
 from stepwell.steps.step import Step
-from tests.builders import make_step
 
 BLANK: dict[str, Any] = {"temperature": None, "sampling": {}, "version_spans": (), "policy_version": 0, "model": ""}
 WARM = Told(3, (), {"temperature": 1.0}, 1.0, "tiny", "stop")

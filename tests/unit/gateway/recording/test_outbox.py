@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.errors import Conflict, PoolUnavailable, UnknownTrajectory
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.step_book import MAX_MESSAGE, step_bytes
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_STEP, A_TRAJECTORY
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 MAX_BYTES = 2**21
 

@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rig.builders import make_step
+from rig.docs_pages import DOCS, blocks
+from rig.vocabulary import ADDED_IDS, END_OF_TURN, encode
 from stepwell.common.tokenizers import LoadedTokenizer
 from stepwell.gateway.recording.redaction import (
     RedactionFound,
@@ -21,9 +24,6 @@ from stepwell.gateway.recording.redaction import (
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Step
-from tests.builders import make_step
-from tests.rig.vocabulary import ADDED_IDS, END_OF_TURN, encode
-from tests.unit.docs_pages import DOCS, blocks
 
 MASK = ord("*")
 SECRET = re.compile(r"\bs\w*t\b|ü+")

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from rig.builders import make_step
+from rig.redactions import SECRET
+from rig.vocabulary import encode
+from rig.waiting import until
 from stepwell.errors import BadRequest
 from stepwell.gateway.recording.redaction_child import load_redaction
 from stepwell.gateway.recording.redactor import RedactionFailed, Redactor
 from stepwell.steps.step import Step
-from tests.builders import make_step
-from tests.rig.redactions import SECRET
-from tests.rig.vocabulary import encode
-from tests.rig.waiting import until
 
-MODULE = "tests.rig.redactions"
+MODULE = "rig.redactions"
 PATIENT = 60.0
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from rig.builders import make_step, same_step
+from rig.local_pool import LocalPool
+from rig.waiting import until, wait_until
 from stepwell.errors import PoolUnavailable, StepwellError
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.recording.spool import MAX_ROW, Spool
@@ -15,9 +18,6 @@ from stepwell.gateway.recording.step_book import HeldStep
 from stepwell.pool.api.producing import Registration
 from stepwell.steps.columns import from_bytes, to_bytes
 from stepwell.steps.step import Exactness, Step, VersionSpan, mask_array
-from tests.builders import make_step, same_step
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until, wait_until
 
 RunOutbox = Callable[..., AbstractAsyncContextManager[Outbox]]
 

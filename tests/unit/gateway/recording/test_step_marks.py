@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from rig.local_pool import LocalPool
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
 from stepwell.gateway.http.sighting import Sighting
 from stepwell.gateway.recording.step_marks import StepMarks
 from stepwell.pool.api.producing import READ, TrajectoryRef
 from stepwell.steps.step_filter import UNSEEN
-from tests.rig.local_pool import LocalPool
 
 REF, OTHER = TrajectoryRef("t", "p"), TrajectoryRef("other", "p")
 Told = tuple[str, list[str], str]

@@ -1,9 +1,9 @@
 import pytest
 
+from rig.builders import make_step, same_step
 from stepwell.engines.replica import EngineReplica
 from stepwell.gateway.recording.version_confirmer import BRACKET, VersionConfirmer
 from stepwell.steps.step import Step, VersionSpan
-from tests.builders import make_step, same_step
 from tests.unit.gateway.scripted_engines import ScriptedEngines, make_engine
 
 

@@ -2,6 +2,7 @@ from typing import Any, cast
 
 import pytest
 
+from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import ANYONE, CALLER
 from stepwell.gateway.call_resolver import CallResolver
@@ -11,7 +12,6 @@ from stepwell.gateway.http.request_body import Message
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.gateway.routes.fast_routes import FastRoutes
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
-from tests.rig.local_pool import LocalPool
 from tests.unit.gateway.asgi import exchange
 
 JSON = (b"content-type", b"application/json")

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
@@ -10,7 +11,6 @@ from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.routes.access import access_table
 from stepwell.gateway.routes.openapi import openapi_document
-from tests.rig.local_pool import LocalPool
 
 METHODS = {"get", "post", "put", "delete", "patch"}
 

@@ -1,11 +1,11 @@
+from rig.asked import asked
+from rig.builders import make_step
 from stepwell.pool.api.plan import Limits, PoolPlan, bounded_limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
 
 GIB = 2**30
 

@@ -7,6 +7,7 @@ from typing import cast, get_args
 import numpy as np
 import pytest
 
+from rig.builders import EasyPool
 from stepwell.commands.pool import PoolSettings
 from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits
@@ -22,7 +23,6 @@ from stepwell.pool.api.staleness import (
 )
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.step import BoolArray
-from tests.builders import EasyPool
 
 
 class HalveStale(Consequence):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from rig.local_pool import LocalPool
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.news import SERVING, UNSEEN
@@ -14,7 +15,6 @@ from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.policy import PauseChannel
 from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
-from tests.rig.local_pool import LocalPool
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
 
 SHARDS = 3

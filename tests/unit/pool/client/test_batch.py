@@ -4,12 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rig.builders import make_step, same_step
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import LeasedGroups, merge_leased_groups
 from stepwell.pool.client.batch import Batch, batch_of, make_batch
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step
-from tests.builders import make_step, same_step
 
 
 def two_groups() -> list[Step]:

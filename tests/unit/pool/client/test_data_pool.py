@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.local_pool import LocalPool, LocalTransport
+from rig.waiting import until
 from stepwell.errors import FetchTimeout, PoolUnavailable, UnknownTrajectory
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.client import DataPool
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.policy import ChangeEngines
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.local_pool import LocalPool, LocalTransport
-from tests.rig.waiting import until
 
 SHARDS = 4
 

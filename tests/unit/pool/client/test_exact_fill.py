@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from rig.builders import make_group
+from rig.local_pool import LocalPool
 from stepwell.errors import BadRequest, LeaseExpired, PoolUnavailable
 from stepwell.pool.api.leasing import LeasedGroups
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Exactness, Step
-from tests.builders import make_group
-from tests.rig.local_pool import LocalPool
 
 
 @pytest.fixture

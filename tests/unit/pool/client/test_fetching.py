@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool, LocalTransport
+from rig.waiting import until
 from stepwell.errors import FetchTimeout, LeaseExpired
 from stepwell.pool.api.leasing import Order, batch_of_lease
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
@@ -16,9 +19,6 @@ from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client.fetching import TAKE_PATIENCE
 from stepwell.steps.step import Exactness
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool, LocalTransport
-from tests.rig.waiting import until
 
 SHARDS = 4
 seconds = count(1)

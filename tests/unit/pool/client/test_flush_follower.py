@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from rig.local_pool import LocalPool, LocalTransport
+from rig.waiting import until
 from stepwell.pool.api.calls import HeldCalls
-from tests.rig.local_pool import LocalPool, LocalTransport
-from tests.rig.waiting import until
 
 MOST_POLLS = 20
 """Far more than one for each second that the test takes."""

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import Registration, SubmitVerdict
@@ -17,9 +20,6 @@ from stepwell.pool.shard.operation import Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.policy import PauseChannel
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 CLIENTS = 5
 

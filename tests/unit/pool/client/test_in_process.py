@@ -2,12 +2,12 @@
 
 import pytest
 
+from rig.builders import make_step
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import InProcessTransport, start_in_process
-from tests.builders import make_step
 
 PROMPTS = [f"p{n}" for n in range(8)]
 

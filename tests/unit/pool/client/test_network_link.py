@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rig.certificates import make_certificate
+from rig.network_links import LinkFiles, make_link_files
+from rig.waiting import until
 from stepwell.commands.dashboard import DashboardSettings
 from stepwell.commands.gateway import GatewaySettings
 from stepwell.commands.sections import read_settings
@@ -36,9 +39,6 @@ from stepwell.pool.slices.scoring import TakeUnscored
 from stepwell.pool.slices.sessions import FindSession
 from stepwell.pool.slices.trajectories import Register
 from stepwell.pool.slices.watching import ReadSeries
-from tests.rig.certificates import make_certificate
-from tests.rig.network_links import LinkFiles, make_link_files
-from tests.rig.waiting import until
 
 WAIT = 30.0
 

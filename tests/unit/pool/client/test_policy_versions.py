@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision, RewardTally, VersionReward
 from stepwell.pool.client.data_pool import DataPool
@@ -15,9 +18,6 @@ from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.policy import Decide, ReadDecisions, ReadVersionRewards
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.local_pool import LocalPool
 from tests.unit.pool.shard.journals import kill
 
 CANARY = Canary(4, ("http://b",), 0.25, began_at=1.0)

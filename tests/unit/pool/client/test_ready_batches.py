@@ -3,12 +3,12 @@ from typing import NamedTuple
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.errors import BadRequest, Conflict, LeaseExpired
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client.batch import Batch
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 
 SHARDS = 2
 LEASE = 600.0

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.scoring import Attempt, Judgement, JudgementOutcome, Score
 from stepwell.pool.api.shard_layout import Layout
 from stepwell.steps.step import Step
-from tests.builders import make_step
-from tests.rig.local_pool import LocalPool
 
 
 async def rollout(client: LocalPool, uid: str) -> None:

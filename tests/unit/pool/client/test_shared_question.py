@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from rig.asked import called
+from rig.builders import make_step
+from rig.local_pool import LocalPool
+from rig.waiting import until
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.pool.api.news import SERVING, SYNC, UNSCORED, UNSEEN, Revision, flush_topic, ready_topic
 from stepwell.pool.api.producing import TRAIN, Registration
@@ -14,10 +18,6 @@ from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.gathering import GatheringTransport
 from stepwell.pool.shard.service import ShardService
-from tests.builders import make_step
-from tests.rig.asked import called
-from tests.rig.local_pool import LocalPool
-from tests.rig.waiting import until
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
 
 FIRST = "data_pool"

@@ -1,5 +1,7 @@
 """A channel with an adapter has a version of its own: its steps age by it, and other versions do not matter to it."""
 
+from rig.builders import EasyPool, make_step
+from rig.local_pool import LocalPool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import ChannelPolicy, PolicyDecision, Serving
 from stepwell.pool.api.producing import Registration
@@ -7,8 +9,6 @@ from stepwell.pool.api.stats import StepCount
 from stepwell.pool.shard.resharding import reshard
 from stepwell.pool.state.counters import load_serving
 from stepwell.steps.step import Step
-from tests.builders import EasyPool, make_step
-from tests.rig.local_pool import LocalPool
 
 
 def rollout(pool: EasyPool, uid: str, channel: str, version: int) -> None:

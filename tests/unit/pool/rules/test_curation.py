@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
-from tests.builders import EasyPool, make_step
 
 
 def curate(

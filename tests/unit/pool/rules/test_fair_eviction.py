@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits, Overflow
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.sessions import SESSION, SUBJECT, session_metadata
 from stepwell.steps.step import JsonObject
-from tests.builders import EasyPool, make_step
 
 KB = 1_050_000
 """The records of a step and its group are a twentieth of what a call has."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from rig.builders import EVERYTHING, EasyPool, in_groups, make_group, make_step, same_step
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import ExactFill, LeasedGroups, Settlement, merge_leased_groups
 from stepwell.pool.api.plan import Limits, Overflow
@@ -12,7 +13,6 @@ from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.steps.columns import cut, pack, stack, unpack
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter, make_step_filter
-from tests.builders import EVERYTHING, EasyPool, in_groups, make_group, make_step, same_step
 
 
 def wanted(trajectories: int, channel: str = "train") -> ExactFill:

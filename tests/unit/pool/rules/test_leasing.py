@@ -2,12 +2,12 @@
 
 import pytest
 
+from rig.builders import EasyPool, in_groups, make_step
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import Order, Settlement, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.step import Step
-from tests.builders import EasyPool, in_groups, make_step
 
 
 def prompts(groups: list[list[Step]] | None) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.errors import Conflict, PoolFull
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.pacing import Refill, merge_pacing
@@ -13,7 +14,6 @@ from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.stats import merge_stats
 from stepwell.steps.step import VersionSpan
-from tests.builders import EasyPool, make_step
 
 
 def pool(**limits: Any) -> EasyPool:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.errors import BadRequest, UnknownTrajectory
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import CONTINUED, READ, EndResult, Registration
@@ -14,7 +15,6 @@ from stepwell.pool.state.mark_operations import RANKS
 from stepwell.steps.step import CUT_SHORT, Exactness, Step
 from stepwell.steps.step_filter import NOT_CONTINUED, UNSEEN
 from stepwell.trainers.rows import choose_rows
-from tests.builders import EasyPool, make_step
 from tests.unit.pool.shard.journals import kill, open_pool, save
 
 

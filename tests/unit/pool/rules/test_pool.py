@@ -2,13 +2,13 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool as Pool
+from rig.builders import make_step
 from stepwell.errors import BadRequest, Conflict, UnknownTrajectory
 from stepwell.pool.api.leasing import BatchRequest, Settlement
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.steps.step import Step, ids_array
-from tests.builders import EasyPool as Pool
-from tests.builders import make_step
 
 
 def pool(**limits: Any) -> Pool:

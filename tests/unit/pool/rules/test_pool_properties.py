@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rig.builders import EasyPool, in_groups, make_step, new_folder
 from stepwell.errors import Conflict, PoolFull
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Order, Settlement, Unit
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
@@ -24,7 +25,6 @@ from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutc
 from stepwell.pool.state.records import A_GROUP, A_STEP, A_TRAJECTORY
 from stepwell.steps.step import Exactness, Step
 from stepwell.steps.step_filter import StepFilter
-from tests.builders import EasyPool, in_groups, make_step, new_folder
 
 CHANNELS = ("train", "validation")
 SIZE = 2

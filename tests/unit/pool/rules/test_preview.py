@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EVERYTHING, EasyPool, make_step
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import Canary, PolicyDecision
@@ -13,7 +14,6 @@ from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.rules.batch_selection import MOST_PASSED
 from stepwell.steps.step import Exactness
-from tests.builders import EVERYTHING, EasyPool, make_step
 
 
 def request(count: int, **terms: Any) -> BatchRequest:

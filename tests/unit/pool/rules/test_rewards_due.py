@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits, OnDeadline, OnRewardFailure
@@ -11,7 +12,6 @@ from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.pool.api.stats import merge_stats
 from stepwell.pool.slices.curation import Curation, CurationAction
-from tests.builders import EasyPool, make_step
 
 SIDE_CALL = "side_call: a title was asked for"
 

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rig.builders import EasyPool, in_groups, make_step, new_folder
 from stepwell.pool.api.plan import Limits, OnRewardFailure
 from stepwell.pool.api.producing import RewardGiven
 from stepwell.pool.api.scoring import JudgementOutcome
@@ -14,7 +15,6 @@ from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.reward_queue import GIVEN_UP
-from tests.builders import EasyPool, in_groups, make_step, new_folder
 
 ATTEMPTS = 2
 

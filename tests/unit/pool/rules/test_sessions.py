@@ -2,10 +2,10 @@
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import EndResult, Registration
 from stepwell.pool.api.sessions import SESSION, SessionCall, SessionPlace, session_prompt_uid
-from tests.builders import EasyPool, make_step
 
 PROMPT = session_prompt_uid("s")
 

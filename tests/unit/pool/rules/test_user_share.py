@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups, Order, Unit, max_per_user
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.steps.columns import unpack
-from tests.builders import EasyPool, make_step
 
 UNITS = tuple(Unit)
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
@@ -9,7 +10,6 @@ from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.stats import StepCount
 from stepwell.steps.step import Step, VersionSpan
-from tests.builders import EasyPool, make_step
 
 CANARY = Canary(4, ("http://b",), 0.1, began_at=1.0)
 

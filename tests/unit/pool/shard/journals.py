@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
@@ -14,7 +15,6 @@ from stepwell.pool.shard.late_rewards import LateReward
 from stepwell.pool.shard.recovery import RecoveryReport, restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.step import Exactness
-from tests.builders import EasyPool, make_step
 
 
 @dataclass(frozen=True, slots=True)

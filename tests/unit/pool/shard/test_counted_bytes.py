@@ -12,6 +12,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
+from rig.asked import asked
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
@@ -19,7 +20,6 @@ from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, ids_array, logprobs_array
-from tests.rig.asked import asked
 
 PAGE = 4_096
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from rig.builders import make_step
 from stepwell.errors import Conflict
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.scoring import Score
 from stepwell.steps.step import Exactness
-from tests.builders import make_step
 from tests.unit.pool.shard.journals import Place, kill, mixed_rollout, open_pool, rows, save
 
 

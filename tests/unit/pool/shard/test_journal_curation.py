@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
-from tests.builders import EasyPool, make_step
 from tests.unit.pool.shard.journals import Place, kill, open_pool, rows, save, spoil
 
 

@@ -4,6 +4,9 @@ import asyncio
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.local_pool import LocalPool
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.news import PLAN, SERVING, SYNC, UNSCORED, UNSEEN, Revision, Seen, ready_topic
@@ -12,9 +15,6 @@ from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.engine_reports import ANNOUNCED_FOR
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.policy import AnnounceSync
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.local_pool import LocalPool
 
 READY = ready_topic("train")
 

@@ -8,6 +8,8 @@ pytest.importorskip("psycopg")
 
 import psycopg
 
+from rig.builders import EasyPool
+from rig.gateways import free_port
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync, Limits
 from stepwell.pool.shard.journal import JournalFailed, ShardJournal
@@ -15,8 +17,6 @@ from stepwell.pool.shard.journal_backends import find_journals
 from stepwell.pool.shard.journal_header import READ_EPOCH
 from stepwell.pool.shard.postgres_journal import PostgresStore
 from stepwell.pool.shard.recovery import restore_pool
-from tests.builders import EasyPool
-from tests.rig.gateways import free_port
 from tests.unit.pool.shard.journals import opened
 
 ADD = "INSERT INTO archived VALUES (?)"

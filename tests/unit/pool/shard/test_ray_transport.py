@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import ray
 
+from rig.complaints import Complaints
+from rig.waiting import until
 from stepwell.pool.api.transport import ActorMissing
 from stepwell.pool.shard.ray_transport import RayTransport
-from tests.rig.complaints import Complaints
-from tests.rig.waiting import until
 
 
 class SlowRay:

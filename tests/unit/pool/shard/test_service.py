@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rig.asked import ONE, asked, trained
+from rig.builders import make_step
 from stepwell.errors import Conflict, FetchTimeout, UnknownTrajectory
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.news import SERVING, UNSCORED, UNSEEN
@@ -28,8 +30,6 @@ from stepwell.pool.slices.scoring import TakeUnscored
 from stepwell.pool.slices.steps import AddSteps, GiveReward
 from stepwell.pool.slices.trajectories import Abort, ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import ONE, asked, trained
 
 
 class Clock:

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from rig.asked import asked
+from rig.builders import make_step
+from rig.requested import next_requested, requested
+from rig.waiting import until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
@@ -14,10 +18,6 @@ from stepwell.pool.slices.sessions import PlaceSession
 from stepwell.pool.slices.steps import AddSteps
 from stepwell.pool.slices.trajectories import ChannelIfOpen
 from stepwell.steps.columns import pack
-from tests.builders import make_step
-from tests.rig.asked import asked
-from tests.rig.requested import next_requested, requested
-from tests.rig.waiting import until
 
 IDLE = 10.0
 SESSION = TrajectoryRef("s", session_prompt_uid("s"))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool, make_step, same_step
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
@@ -11,7 +12,6 @@ from stepwell.pool.state.packed_trajectory import MOST_KINDS
 from stepwell.pool.state.records import WORTH_PACKING, Trajectory
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Exactness, Step, VersionSpan, logprobs_array, mask_array
-from tests.builders import EasyPool, make_step, same_step
 
 FIELDS: tuple[dict[str, Any], ...] = (
     {},

@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rig.builders import make_step, new_folder
 from stepwell.errors import BadRequest
 from stepwell.pool.api.calls import CallBegun, Repeats
 from stepwell.pool.api.leasing import Settlement, Unit
@@ -53,7 +54,6 @@ from stepwell.steps.columns import pack, unpack
 from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, Json
 from stepwell.steps.step_filter import NOT_CONTINUED, UNSEEN, StepFilter
-from tests.builders import make_step, new_folder
 
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored", "has_reward_lease"),

@@ -2,10 +2,10 @@
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.series import Bucket, SeriesChunk, TimeSeries, merge_chunks
-from tests.builders import EasyPool, make_step
 
 
 def series(pool: EasyPool, seconds: float = 3600) -> TimeSeries:

@@ -7,13 +7,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rig.builders import EasyPool, make_step, same_step
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.batch import Batch, batch_of, make_batch
 from stepwell.steps.columns import NO_BASE, Columns, cut, stack, unpack
 from stepwell.steps.step import Exactness, Step, ids_array
-from tests.builders import EasyPool, make_step, same_step
 from tests.unit.steps.test_rows import trajectories
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import RewardTally, VersionReward
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.state.version_rewards import VersionRewardLog
 from stepwell.steps.step import VersionSpan
-from tests.builders import EasyPool, make_step
 
 
 def read(pool: EasyPool, channel: str = "train") -> list[tuple[int, float]]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from rig.builders import EasyPool, make_step
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
@@ -13,7 +14,6 @@ from stepwell.pool.slices.curation import Curation, CurationAction
 from stepwell.pool.state.change_log import ChangeLogPage
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Exactness, VersionSpan
-from tests.builders import EasyPool, make_step
 
 SIDE_CALL = "side_call: a title"
 

@@ -2,12 +2,12 @@
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.fake_engine.faults import Faults
 from stepwell.common.retry import Backoff
 from stepwell.errors import RewardFailed
 from stepwell.rewards.builtin.endpoint import ATTEMPTS, Endpoint
 from stepwell.steps.step import JsonObject
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.fake_engine.faults import Faults
 
 BODY: JsonObject = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine
+from rig.fake_engine.faults import Faults
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.builtin.judge import Scale, read_vote_text
 from stepwell.rewards.loading import load
-from tests.rig.fake_engine import FakeEngine
-from tests.rig.fake_engine.faults import Faults
 from tests.unit.rewards.texts import answered
 
 RUBRIC = "Is the answer polite?"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from rig.vocabulary import encode
+from rig.waiting import until, wait_until
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import JudgementOutcome, Score
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.runner.output import LONGEST_OUTPUT
 from stepwell.rewards.runner.runner import RewardRunner
-from tests.rig.vocabulary import encode
-from tests.rig.waiting import until, wait_until
 from tests.unit.rewards.samples import job, sample
 
 SHORT = 2.0

@@ -12,13 +12,13 @@ from typing import Literal
 import pytest
 import torch
 
+from rig.waiting import wait_until
 from stepwell.commands.policy import promote
 from stepwell.engines.vllm_control import VllmControl
 from stepwell.errors import BadRequest, PoolUnavailable, SyncFailed
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
 from stepwell.trainers.guard.policy_record import VersionStore
-from tests.rig.waiting import wait_until
 from tests.unit.trainers.guard.service import Constant, LoadedEngine, Service
 from tests.unit.trainers.scripted_engine import serve
 from tests.unit.trainers.training_pool import TrainingPool

@@ -4,8 +4,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+from rig.trainers.verl_run import EXAMPLE
 from stepwell.trainers.verl.mode_settings import PoolModeSettings
-from tests.rig.trainers.verl_run import EXAMPLE
 
 PAGE = (Path(__file__).parents[4] / "docs" / "bring-your-own-trainer.md").read_text()
 SECTION = PAGE.partition("## verl\n")[2].partition("\n## ")[0]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rig.fake_engine import FakeEngine
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
 from stepwell.rewards.attempt import as_score
@@ -13,7 +14,6 @@ from stepwell.rewards.builtin.next_state.replies import NextState, Utterance
 from stepwell.rewards.builtin.next_state.rules import Abstention, Evidence
 from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample
-from tests.rig.fake_engine import FakeEngine
 from tests.unit.rewards.builtin.next_state.test_judging import conversation
 
 SAID = "My cat walked over the keyboard"

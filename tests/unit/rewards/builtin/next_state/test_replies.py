@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from rig.chatml import render_chat
 from stepwell.rewards.builtin.next_state.replies import NextState, Utterance, next_states
 from stepwell.rewards.sample import SampleStep
-from tests.rig.chatml import render_chat
 
 USER, ASSISTANT, TOOL, SYSTEM = "user", "assistant", "tool", "system"
 SIDE_CALL = "side_call: a title was asked for"

@@ -1,0 +1,3 @@
+from rig.fixtures import engine, pool
+
+__all__ = ["engine", "pool"]
