@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from stepwell.common.files import replacing_file
 
 from benchmarks.survival.live_users import name_of_call
-from stepwell.common.atomic_files import replacing_file
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.client import DataPool, connect
 from stepwell.pool.client.batch import Batch

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from playwright.sync_api import Page, expect
+from stepwell.pool.actors import start_pool
 from transformers import AutoModelForCausalLM
 
 from rig.browser import open_browser, open_page
@@ -30,7 +31,6 @@ from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import HELD_OUT, TASKS, shown, split
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
 from stepwell.trainers.weight_sync import probe_logprobs
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from ray.util import list_named_actors
+from stepwell.pool.actors import start_pool
 
 from rig.ray_cluster import RayCluster
 from rig.ray_nodes import joined_node
@@ -27,7 +28,6 @@ from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 TASK = "tool"
 SEED = 0

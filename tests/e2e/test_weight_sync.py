@@ -18,7 +18,7 @@ from rig.gateways import GatewayProcess
 from rig.vllm_server import VllmServer
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import SyncFailed
-from stepwell.gateway.recording.version_confirmer import BRACKET
+from stepwell.gateway.recording.step_book import BRACKET
 from stepwell.pool.client import DataPool
 from stepwell.steps.step import Step, VersionSpan
 from stepwell.trainers.transfers import CheckpointTransfer, WeightStream

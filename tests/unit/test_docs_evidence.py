@@ -10,7 +10,7 @@ from benchmarks.survival.rows import ROWS
 from rig.docs_pages import CHECKOUT, DOCS
 from stepwell.engines import ENGINES
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.steps.schema import STEP_COLUMNS
+from stepwell.steps.step import STEP_COLUMNS
 
 COMPARISON, CLAW_R1 = DOCS / "comparison.md", DOCS / "coming-from-claw-r1.md"
 ATROPOS = DOCS / "coming-from-atropos.md"

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from stepwell.commands.sections import Section
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 
 NEEDED = ("torch", "openai", "rich", "matplotlib")
 

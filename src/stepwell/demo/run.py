@@ -100,8 +100,8 @@ def demo_limits(*, batch: int, ahead: int) -> Limits:
 
 
 def pool_with(name: str, limits: Limits) -> "DataPool":
+    from stepwell.pool.actors import start_pool
     from stepwell.pool.client import DataPool, PoolClient
-    from stepwell.pool.shard.actor import start_pool
 
     start_pool(PoolPlan(name=name, limits=limits), NAMESPACE)
     return DataPool(PoolClient(name, NAMESPACE))

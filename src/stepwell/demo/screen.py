@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.trainers.reporting import Report, UpdateMetrics
 
 WIDTH, HEIGHT = 60, 10

@@ -16,9 +16,9 @@ import aiohttp
 
 from stepwell.common.listening import is_loopback
 from stepwell.doctor.findings import Check, Finding, Grade
+from stepwell.engines.capabilities import COSTS
 from stepwell.engines.connections import EngineConnections
 from stepwell.engines.engine import BROKEN, EngineHttp, failure_text
-from stepwell.engines.missing import COSTS
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import EngineUnavailable
 from stepwell.wire.openai import Upstream

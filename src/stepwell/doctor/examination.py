@@ -23,9 +23,9 @@ from stepwell.doctor.local_gateway import CALL_TIMEOUT, HELLO, CaseRunner, open_
 from stepwell.doctor.replies import decode_by_engine, decode_by_tokenizer
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines import ENGINES
+from stepwell.engines.capabilities import missing_capabilities
 from stepwell.engines.connections import EngineConnections
 from stepwell.engines.engine import EngineControl, EngineHttp
-from stepwell.engines.missing import missing_capabilities
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest
 

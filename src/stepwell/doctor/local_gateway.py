@@ -37,10 +37,10 @@ from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import EngineUnavailable, SyncFailed
 from stepwell.gateway.app import GatewayApp
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.dialects.request_fields import RequestRules
-from stepwell.gateway.http.request_body import Message, Receive, Send
-from stepwell.gateway.routes.asgi import GatewayAsgi
+from stepwell.gateway.asgi import GatewayAsgi
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
+from stepwell.gateway.dialects.request_rules import RequestRules
+from stepwell.gateway.requests import Message, Receive, Send
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import start_in_process

@@ -12,11 +12,11 @@ from importlib import metadata
 from pathlib import Path
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.common.optional import install_command
-from stepwell.common.sqlite_file import open_wal
+from stepwell.common.files import open_wal
+from stepwell.common.imports import install_command
 from stepwell.doctor.findings import Check, Finding, Grade
 from stepwell.errors import BadRequest, NotReady, RayUnreachable
-from stepwell.pool.client.cluster_address import AUTO, cluster_settings
+from stepwell.pool.client.ray_cluster import AUTO, cluster_settings
 
 SHOWN = ("stepwell", "ray", "vllm", "transformers", "tokenizers")
 CONTROL_KEYS = "STEPWELL_GATEWAY_CONTROL_KEYS"

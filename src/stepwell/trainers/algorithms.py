@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
-from stepwell.steps.baselines import BaselineKind
+from stepwell.steps.advantages import BaselineKind
 from stepwell.steps.layout import IndexArray
 
 if TYPE_CHECKING:

@@ -12,14 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.pool.client.batch import Batch
-from stepwell.steps.advantages import compare_steps
-from stepwell.steps.baselines import BaselineInputs, baseline_advantages
+from stepwell.steps.advantages import (
+    ALL,
+    NO_PAST,
+    BaselineInputs,
+    RunningStatistics,
+    baseline_advantages,
+    compare_steps,
+)
 from stepwell.steps.columns import Columns
 from stepwell.steps.credit import credit_shares
 from stepwell.steps.layout import IndexArray, offsets
-from stepwell.steps.left_out import NO_STEP
-from stepwell.steps.returns import split_rewards
-from stepwell.steps.running_statistics import ALL, NO_PAST, RunningStatistics
+from stepwell.steps.returns import NO_STEP, split_rewards
 from stepwell.steps.step import BoolArray
 from stepwell.trainers.settings import RowSettings
 

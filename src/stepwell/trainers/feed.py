@@ -22,14 +22,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from stepwell.common.atomic_files import replacing_file
+from stepwell.common.files import replacing_file
 from stepwell.errors import BadRequest, FetchTimeout, LeaseExpired, PoolUnavailable, StepwellError
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.client import DataPool
 from stepwell.pool.client.batch import Batch, make_batch
+from stepwell.steps.advantages import NO_PAST, RunningStatistics, statistics_of
 from stepwell.steps.columns import stack
-from stepwell.steps.left_out import join_left_out
-from stepwell.steps.running_statistics import NO_PAST, RunningStatistics, statistics_of
+from stepwell.steps.returns import join_left_out
 from stepwell.trainers.reporting import LearningMonitor
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import FeedSettings

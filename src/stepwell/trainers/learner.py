@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.step import BoolArray, FloatArray

@@ -22,7 +22,7 @@ from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import NothingLearned
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.rows import NO_VERSION

@@ -20,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.pool.client.batch import Batch
-from stepwell.steps.baselines import NEED_SIBLINGS, NO_FALLBACK, BaselineInputs
+from stepwell.steps.advantages import NEED_SIBLINGS, NO_FALLBACK, NO_PAST, BaselineInputs, RunningStatistics
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray, firsts_of, in_parts_of, offsets, parts_of, sums
 from stepwell.steps.padding import ones, spread
 from stepwell.steps.rows import MergedRows
-from stepwell.steps.running_statistics import NO_PAST, RunningStatistics
-from stepwell.steps.sampling import SMALLEST_TEMPERATURE
 from stepwell.steps.step import CUT_SHORT, BoolArray, FloatArray
+from stepwell.steps.trainable import SMALLEST_TEMPERATURE
 from stepwell.trainers.algorithms import LossAggregation, token_weights
 from stepwell.trainers.comparison import compare, response_advantages, unusable_advantages, whole_returns
 from stepwell.trainers.settings import RowSettings, TrainingUnit

@@ -14,7 +14,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from stepwell.common.atomic_files import SUFFIX, replacing_file
+from stepwell.common.files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest
 from stepwell.pool.client import DataPool
 from stepwell.trainers.feed import Feed, FeedState

@@ -17,8 +17,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from stepwell.common.atomic_files import rename_folder
-from stepwell.common.optional import require
+from stepwell.common.files import rename_folder
+from stepwell.common.imports import require
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import Conflict
 

@@ -38,8 +38,7 @@ import numpy as np
 from stepwell.errors import BadRequest, FetchTimeout
 from stepwell.pool.client import DataPool
 from stepwell.pool.client.batch import Batch
-from stepwell.steps.advantages import AdvantageKind
-from stepwell.steps.baselines import BaselineKind
+from stepwell.steps.advantages import AdvantageKind, BaselineKind
 from stepwell.steps.credit import CreditKind
 from stepwell.trainers.feed import Feed
 from stepwell.trainers.rows import TrainedRows

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from benchmarks.chaos_pool import run_chaos
 from rig.builders import make_step
@@ -15,7 +16,6 @@ from stepwell.errors import FetchTimeout
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 TRAINER = """
 import sys, time

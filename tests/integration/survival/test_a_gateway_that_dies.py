@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from stepwell.pool.actors import start_pool
 
 from benchmarks.survival.breaking_proxy import text_of
 from benchmarks.survival.dead_gateways import INCOMPLETE
@@ -24,7 +25,6 @@ from rig.waiting import wait_until
 from stepwell.errors import FetchTimeout
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.test_spool import spooled
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 
 from stepwell.doctor.findings import EXACT, NOTHING, Finding, Grade
 from stepwell.doctor.replies import DecodedText, ExaminedAnswer, ParsedReply, ToolCall
@@ -19,7 +20,6 @@ from stepwell.doctor.verdicts import (
     judge_text,
     prefix_break,
 )
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch
-from stepwell.steps.advantages import AdvantageKind, compare_steps
-from stepwell.steps.baselines import GroupBaseline
+from stepwell.steps.advantages import AdvantageKind, GroupBaseline, compare_steps
 from stepwell.steps.returns import split_rewards
 from stepwell.steps.step import Step
 from stepwell.trainers.loader import pool_loader

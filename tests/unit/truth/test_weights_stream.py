@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stepwell.common.processes import free_port
+from stepwell.common.listening import free_port
 from stepwell.trainers.transfers import CheckpointTransfer, stream_weights
 from stepwell.trainers.trl import StepwellWeightTransfer
 from stepwell.trainers.weight_sync import WeightSync

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from stepwell.common.atomic_files import SUFFIX, replacing_file
+from stepwell.common.files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision
 from stepwell.pool.client import DataPool

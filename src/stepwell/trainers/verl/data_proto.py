@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch
-from stepwell.steps.advantages import AdvantageKind
-from stepwell.steps.baselines import BaselineKind
+from stepwell.steps.advantages import AdvantageKind, BaselineKind
 from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.credit import CreditKind
 from stepwell.steps.layout import IndexArray, offsets, parts_of

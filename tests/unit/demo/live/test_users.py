@@ -2,6 +2,8 @@ import random
 from collections.abc import Sequence
 from itertools import islice
 
+from stepwell.rewards.builtin.next_state_rules import RULES, NextState, Utterance
+
 from stepwell.demo.live_service import (
     CLOSINGS,
     CORRECTIONS,
@@ -15,8 +17,6 @@ from stepwell.demo.live_service import (
     shown,
 )
 from stepwell.demo.model import CONTEXT, ScriptTurn, make_tokenizer, row
-from stepwell.rewards.builtin.next_state.replies import NextState, Utterance
-from stepwell.rewards.builtin.next_state.rules import RULES
 
 
 def users(count: int = 200) -> list[SimulatedUser]:
