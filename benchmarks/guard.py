@@ -22,9 +22,8 @@ import numpy as np
 from benchmarks.report import report
 from benchmarks.results import CHECKOUT, read_results
 from stepwell.pool.api.policy import VersionReward
-from stepwell.trainers.guard.canary_statistic import SequentialTest
 from stepwell.trainers.guard.guard_settings import GuardSettings
-from stepwell.trainers.guard.paired_scores import Scores, refusal
+from stepwell.trainers.guard.statistics import Scores, SequentialTest, refusal
 
 PAGE = CHECKOUT / "docs" / "guard.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.guard --docs -->\n", "<!-- end -->\n"

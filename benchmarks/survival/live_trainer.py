@@ -22,9 +22,8 @@ from stepwell.pool.client.batch import Batch
 from stepwell.trainers.feed import TrainedLedger
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
-from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.weight_sync import WeightSync
+from stepwell.trainers.weight_sync import VersionedPool, WeightSync
 
 STEPS = 8
 """In a batch."""

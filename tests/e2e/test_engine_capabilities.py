@@ -11,8 +11,7 @@ from rig.threads import in_thread
 from rig.vllm_server import VllmServer
 from stepwell.commands.processes import missing_lines
 from stepwell.doctor.examination import examine
-from stepwell.doctor.findings import Grade
-from stepwell.doctor.report_text import plain
+from stepwell.doctor.findings import Grade, plain
 from stepwell.engines.vllm_control import base_flags
 from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from tests.e2e.test_bridge import TURNS, roll_out, rows_of

@@ -26,7 +26,6 @@ from rig.vllm_server import vllm_python
 from rig.watched_demo import demo_dashboard
 from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
-from stepwell.demo.episodes import VALIDATION
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import HELD_OUT, TASKS, shown, split
 from stepwell.pool.actors import start_pool

@@ -23,7 +23,6 @@ from rig.vllm_server import vllm_python
 from rig.waiting import wait_until
 from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
-from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.pool.actors import start_pool

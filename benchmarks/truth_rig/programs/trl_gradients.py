@@ -23,10 +23,10 @@ from benchmarks.truth_rig.gradients import CLIP, PAD, Case, OneBatch, uphill
 from benchmarks.truth_rig.policy import ANSWERS, TreePolicy, next_state
 from stepwell.errors import FetchTimeout
 from stepwell.pool.client.batch import Batch
-from stepwell.trainers import trl_old_logprobs
+from stepwell.trainers import trl_callback
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.trl import StepwellRolloutWorker, samples_of
-from stepwell.trainers.trl_samples import PolicyVersions
+from stepwell.trainers.trl_groups import PolicyVersions
 
 
 class PackedPolicy(TreePolicy):
@@ -115,7 +115,7 @@ def gradient(case: Case) -> torch.Tensor:
         finally:
             pool.closed.set()
             worker.stop()
-        trl_old_logprobs.install()
+        trl_callback.install()
         trainer.current_gradient_accumulation_steps = 1
         trainer.compute_loss(trainer.model, inputs).backward()
     return uphill(model.model)

@@ -11,7 +11,7 @@ from trl.experimental.async_grpo import async_rollout_worker as theirs
 from rig.trainers.process import EXAMPLES
 from rig.trainers.trl_on_cpu import prepare
 from stepwell.trainers.trl import StepwellRolloutWorker, StepwellWeightTransfer
-from stepwell.trainers.trl_samples import RolloutSample
+from stepwell.trainers.trl_groups import RolloutSample
 
 
 def main() -> None:

@@ -308,8 +308,7 @@ def load_model(settings: TrainSettings, lora_rank: int) -> "torch.nn.Module":
 
 def write_trained(model: "torch.nn.Module", folder: Path, like: Path) -> None:
     """Writes the model, adapters merged, as a folder that an engine can serve."""
-    from stepwell.trainers.transfers import MAX_FILE_BYTES, copy_other_files, write_checkpoint
-    from stepwell.trainers.weight_stream import stream_weights
+    from stepwell.trainers.transfers import MAX_FILE_BYTES, copy_other_files, stream_weights, write_checkpoint
 
     folder.mkdir(parents=True, exist_ok=True)
     copy_other_files(like, folder)

@@ -1,11 +1,16 @@
-"""The process of the demo's agents (episodes.py, live/live_service.py), from both sides.
+"""The process of the demo's agents, from both sides; it has a gateway as its child, and uses only that.
 
-It has a gateway as its child and follows the lines on its stdin. It answers each line with a number when the order is
-done. It ends at the end of stdin, so it does not outlive the process that started it.
+    python -m stepwell.demo.agent_process ORDERS
+
+It follows the lines on its stdin, and answers each with a number when the order is done: `evaluate` (each held-out
+sample several times; the answer is the mean reward), and `train` (rollouts, as many as the pool takes, until `stop`; it
+answers when they have started). The users of the live task (live_service.py) have a process of the same kind. It ends
+at the end of stdin, so it does not outlive the process that started it.
 """
 
 import asyncio
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,9 +19,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from stepwell import logs
+from stepwell.agents.blackbox import BlackBoxAgentFlow
+from stepwell.agents.dataset import Dataset, Prompt
 from stepwell.agents.gateway_process import GatewayProcess
+from stepwell.agents.rollout import Rollout, RolloutResult
+from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.common.processes import last_lines
-from stepwell.demo.vocabulary import CONTEXT
+from stepwell.demo.model import CONTEXT
+from stepwell.demo.tasks import TASKS, Task, split
 from stepwell.errors import NotReady
 
 if TYPE_CHECKING:
@@ -28,6 +39,11 @@ STOP_TIMEOUT = 45.0
 """Seconds: a gateway takes up to 40 to deliver its last steps."""
 SHOWN = 10
 """Lines of the log in an error text."""
+GROUP = 8
+"""Rollouts per prompt."""
+TIMES = 4
+"""Rollouts per held-out sample in an evaluation."""
+VALIDATION = "validation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +110,7 @@ class AgentProcess:
 
 
 @contextmanager
-def start_agents(orders: Orders, *, log: Path, module: str = "stepwell.demo.episodes") -> Iterator[AgentProcess]:
+def start_agents(orders: Orders, *, log: Path, module: str = "stepwell.demo.agent_process") -> Iterator[AgentProcess]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             (sys.executable, "-m", module, orders.to_json()),
@@ -159,3 +175,59 @@ def sdk_client(url: str) -> "AsyncOpenAI":
 def _say(number: float) -> None:
     sys.stdout.write(f"{number}\n")
     sys.stdout.flush()
+
+
+class Episodes:
+    def __init__(self, gateway: str, orders: Orders, task: Task) -> None:
+        samples, held_out = split(task, orders.seed)
+        self._held_out = Dataset(held_out, seed=None)
+        self._task = task
+        self._client = sdk_client("http://127.0.0.1")
+        self._validation = BlackBoxAgentFlow(gateway, self._play, channel=VALIDATION, group_size=TIMES)
+        training = BlackBoxAgentFlow(gateway, self._play, group_size=GROUP)
+        dataset = Dataset(samples, seed=orders.seed)
+        self.rollouter = AsyncRollouter(training, dataset, gateway=gateway, concurrency=orders.concurrency)
+        self._free = asyncio.Semaphore(orders.concurrency)
+        self._training: asyncio.Task[object] | None = None
+
+    async def do(self, order: str) -> float:
+        match order:
+            case "evaluate":
+                return await self.evaluate()
+            case "train":
+                self._training = asyncio.create_task(self.rollouter.run())
+            case "stop":
+                await self.stop()
+        return 0.0
+
+    async def evaluate(self) -> float:
+        """The mean reward on the held-out samples."""
+        prompts = self._held_out.rest_of_epoch()
+        async with self._validation:
+            results = await asyncio.gather(*(self._try(prompt) for prompt in prompts for _ in range(TIMES)))
+        return statistics.fmean(result.reward for result in results if result.reward is not None)
+
+    async def stop(self) -> None:
+        """Aborts the running rollouts."""
+        if self._training is not None:
+            self._training.cancel()
+            await asyncio.gather(self._training, return_exceptions=True)
+
+    async def _play(self, rollout: Rollout) -> float:
+        """The task's agent, with an OpenAI client for each rollout; all clients share their connections."""
+        client = self._client.with_options(base_url=rollout.base_url, api_key=rollout.api_key)
+        return await self._task.play(client, rollout.sample)
+
+    async def _try(self, prompt: Prompt) -> RolloutResult:
+        async with self._free:
+            return await self._validation.rollout(prompt.sample, prompt.uid)
+
+
+async def serve(orders: Orders, task: Task, make: type[Episodes] = Episodes) -> None:
+    await follow(orders, lambda gateway: make(gateway, orders, task))
+
+
+if __name__ == "__main__":
+    logs.setup(json=False)
+    told = Orders.from_json(sys.argv[1])
+    asyncio.run(serve(told, TASKS[told.task]))

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from stepwell.common.http import get_json
 from stepwell.common.listening import free_port
 from stepwell.common.processes import dying_with_this_process, end_group, exit_text, last_lines
-from stepwell.demo.vocabulary import CONTEXT
+from stepwell.demo.model import CONTEXT
 from stepwell.engines.vllm_control import ADDITIONS, base_flags
 from stepwell.errors import BadRequest, EngineUnavailable
 
@@ -77,7 +76,10 @@ class StartingEngine:
 def find_vllm(python: str | None) -> Path:
     """The Python of an environment with vLLM: the given one, this one, or the one in the cache."""
     if python is not None:
-        return _existing(Path(python).expanduser())
+        given = Path(python).expanduser()
+        if not given.exists():
+            raise BadRequest(f"--vllm-python: there is no {given}")
+        return given
     if find_spec("vllm") is not None:
         return Path(sys.executable)
     cached = Path(os.environ.get("STEPWELL_CACHE", HOME)).expanduser() / "vllm-env"
@@ -102,13 +104,15 @@ def start_engine(
     """Starts to serve a model folder, on any free port unless one is given; the server ends with the block."""
     port = port or free_port("127.0.0.1")
     served = ("--model", str(model), "--host", "127.0.0.1", "--port", str(port))
+    # only basic variables, so that settings of Python, Ray or vLLM for other processes have no effect
+    basic = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     command = (str(python), "-m", "vllm.entrypoints.openai.api_server", *served, *flags)
     # vLLM leaves its sockets in the temporary folder
     with tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True) as temporary:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 dying_with_this_process(command),
-                env={**_basic_environment(), "TMPDIR": temporary, **environment},
+                env={**basic, "TMPDIR": temporary, **environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -117,17 +121,6 @@ def start_engine(
             yield StartingEngine(f"http://127.0.0.1:{port}", log, process)
         finally:
             end_group(process, timeout=STOP_TIMEOUT)
-
-
-def _existing(python: Path) -> Path:
-    if not python.exists():
-        raise BadRequest(f"--vllm-python: there is no {python}")
-    return python
-
-
-def _basic_environment() -> dict[str, str]:
-    """Only basic variables, so that settings of Python, Ray or vLLM for other processes have no effect."""
-    return {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
 
 
 def _is_healthy(url: str) -> bool:

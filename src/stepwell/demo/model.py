@@ -1,31 +1,57 @@
-"""The demo's model, a Qwen2 with a third of a million parameters in float32, and its supervised warm-up.
+"""The demo's model, a Qwen2 with a third of a million parameters in float32, its tokenizer, and its supervised warm-up.
 
-The warm-up teaches the format of a task, with right and wrong answers. Reinforcement learning needs a model that is
-sometimes right, so the wrong answers are wrong copies (the right letters in another order, an operand instead of the
-result). With random wrong answers the model learned nothing.
+- Both are made without a download. The tokenizer has one id per byte, then the special tokens of chats.
+- A conversation's prompt is a prefix of the prompt of its continuation, so a rollout of several calls is one row.
+- The warm-up teaches the format of a task, with right and wrong answers. Reinforcement learning needs a model that is
+  sometimes right, so the wrong answers are wrong copies (the right letters in another order, an operand instead of the
+  result). With random wrong answers the model learned nothing.
 """
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from stepwell.demo.vocabulary import (
-    CONTEXT,
-    END_OF_TEXT,
-    END_OF_TURN,
-    PADDED_SIZE,
-    ScriptTurn,
-    make_tokenizer,
-    write_tokenizer,
-)
 
 if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer
     from transformers import Qwen2ForCausalLM
 
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Skipped when a reply is decoded to text."""
+MARKER_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""Part of the text, where vLLM's tool parser looks for them."""
+WORD_TOKENS = ("user\n", "assistant\n", "tool\n", '{"name": "', '", "arguments": {"', '": "', '"}}')
+"""Frequent strings as one token each: a call of the calculator takes 17 tokens instead of 48."""
+ADDED_TOKENS = (*CONTROL_TOKENS, *MARKER_TOKENS, *WORD_TOKENS)
+END_OF_TEXT = 256 + ADDED_TOKENS.index("<|endoftext|>")
+END_OF_TURN = 256 + ADDED_TOKENS.index("<|im_end|>")
+PADDED_SIZE = 320
+"""Rows of the embedding: a round number, with some unused ids."""
+CONTEXT = 256
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'tool' %}
+        {{- '<tool_response>' + message.content + '</tool_response>' }}
+    {%- elif message.content %}
+        {{- message.content }}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- call.function.arguments | tojson }}
+        {{- '}</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+"""It ignores the tools of a request: the model knows its only tool from the warm-up."""
 STEPS = 400
 EXAMPLES = 64
 """Conversations per step, if they are short."""
@@ -34,6 +60,55 @@ WARMUP_STEPS = 20
 """Steps of the linear rise of the learning rate, which meanwhile decays to a tenth."""
 IGNORED = -100
 """Label of a token without loss; torch's convention."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptTurn:
+    """One message of a conversation, in the format of the chat template."""
+
+    role: str
+    text: str
+
+    @property
+    def opening(self) -> str:
+        return f"<|im_start|>{self.role}\n"
+
+    @property
+    def content(self) -> str:
+        return f"{self.text}<|im_end|>"
+
+
+def make_tokenizer() -> "Tokenizer":
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(_byte_letters())}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in (*MARKER_TOKENS, *WORD_TOKENS)])
+    return tokenizer
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes the tokenizer files that vLLM and transformers expect in a model's folder."""
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _byte_letters() -> list[str]:
+    """The letter of each byte: the byte itself if it is printable, else the next free code point from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    replaced = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + replaced.index(byte)) for byte in range(256)]
 
 
 def make_model(seed: int) -> "Qwen2ForCausalLM":

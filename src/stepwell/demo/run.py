@@ -1,4 +1,4 @@
-"""`stepwell demo`: the whole loop on one machine.
+"""`stepwell demo`: the whole loop on one machine, with a Ray cluster on loopback, which ends with the demo.
 
 vLLM takes the longest to start, so it starts first, with the untrained model; it gets the warm-up's weights by the
 first sync.
@@ -10,22 +10,24 @@ first sync.
 
 import json
 import math
+import secrets
+import shutil
+import signal
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
-from stepwell.demo.chart import write_picture
-from stepwell.demo.engine import START_TIMEOUT, StartingEngine, find_vllm, start_engine
-from stepwell.demo.episodes import GROUP
+from stepwell.demo.agent_process import GROUP, AgentProcess, Orders, start_agents
+from stepwell.demo.engine import START_TIMEOUT, find_vllm, start_engine
 from stepwell.demo.model import make_model, warm_up, write_model
-from stepwell.demo.pool import NAMESPACE, demo_limits, demo_ray, pool_with
-from stepwell.demo.screen import DemoScreen
+from stepwell.demo.screen import DemoScreen, write_picture
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.client.ray_cluster import local_ray, make_ray_folder
 from stepwell.trainers.reporting import Report, ToJsonl, UpdateMetrics
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
@@ -37,11 +39,72 @@ if TYPE_CHECKING:
 
     from stepwell.pool.client import DataPool
 
+
+NAMESPACE = "stepwell-demo"
+STORE = 128 * 2**20
+"""Bytes of Ray's object store: more than the demo uses."""
 METRICS, OUTCOME = "metrics.jsonl", "outcome.json"
 POOL = "data_pool"
 RATE = 7e-4
 AHEAD = 1
 """Batches by which the agents may be ahead of the trainer."""
+
+
+class Terminated(BaseException):
+    """A SIGTERM came."""
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """The handler of SIGTERM is the same after the block: a start of Ray sets one of its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """A SIGTERM ends the block by Terminated. Further ones do not disturb the cleanup. For the main thread."""
+    with keeping_sigterm():
+        signal.signal(signal.SIGTERM, _end)
+        yield
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise Terminated
+
+
+@contextmanager
+def demo_ray() -> Iterator[str]:
+    """Yields its address."""
+    folder = make_ray_folder()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        with keeping_sigterm():
+            joining = stack.enter_context(local_ray(NAMESPACE, token=token, store=STORE, folder=folder))
+        yield joining["RAY_ADDRESS"]
+
+
+def demo_limits(*, batch: int, ahead: int) -> Limits:
+    """For batches of `batch` rollouts, with agents that may be `ahead` batches ahead of the trainer.
+
+    No step is dropped for its age: the trainer corrects for it.
+    """
+    return Limits(batch_size=batch, max_staleness=ahead, on_stale="keep")
+
+
+def pool_with(name: str, limits: Limits) -> "DataPool":
+    from stepwell.pool.actors import start_pool
+    from stepwell.pool.client import DataPool, PoolClient
+
+    start_pool(PoolPlan(name=name, limits=limits), NAMESPACE)
+    return DataPool(PoolClient(name, NAMESPACE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,35 +134,20 @@ class DemoResult:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class DemoParts:
-    """What runs during a run, beside the trainer."""
-
-    model: "Qwen2ForCausalLM"
-    """After the warm-up."""
-    like: Path
-    """The folder that the engines were started on."""
-    pool: "DataPool"
-    engines: tuple[StartingEngine, ...]
-    agents: AgentProcess
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        return tuple(engine.url for engine in self.engines)
-
-    def wait(self, say: Callable[[str], None]) -> None:
-        for engine in self.engines:
-            engine.wait(say)
-        self.agents.wait()
-        say(f"{'vLLM is' if len(self.urls) == 1 else 'the vLLMs are'} up on {' and '.join(self.urls)}")
-
-
 class DemoRun:
-    """What is the same for all tasks."""
+    """The parts of a run that are the same for all tasks: engines, pool, and the process of the agents."""
 
     engine_logs: tuple[str, ...] = ("vllm.log",)
     """A log for each engine."""
-    agents_log, agents_module = "agents.log", "stepwell.demo.episodes"
+    agents_log, agents_module = "agents.log", "stepwell.demo.agent_process"
+    lesson = "the format from right and wrong examples"
+    """What the warm-up teaches."""
+    others = "gateway and agents"
+    """What the agents' process has in it, and what starts beside it."""
+    concurrency = 64
+    """Rollouts, or users, at a time."""
+    turns = ""
+    """The file for what users see."""
 
     def __init__(
         self,
@@ -126,43 +174,44 @@ class DemoRun:
     def _usual_updates(self) -> int:
         return TASKS[self._name].updates
 
-    def _begin(
-        self,
-        stack: ExitStack,
-        limits: Limits,
-        *,
-        lesson: str,
-        teach: "Callable[[Qwen2ForCausalLM], object]",
-        others: str,
-        concurrency: int,
-        turns: str = "",
-    ) -> DemoParts:
-        """Engines and agents may still be starting. `lesson` says what `teach` does, `others` what the agents' process
-        has in it."""
-        model, say = make_model(self._seed), self._screen.say
-        like = write_model(model, self._out / "model")
-        engines = tuple(
-            stack.enter_context(start_engine(like, python=self._python, log=self._out / log))
+    def _teach(self, model: "Qwen2ForCausalLM") -> None:
+        task = TASKS[self._name]
+        warm_up(model, shown(task, split(task, self._seed)[0], self._seed))
+
+    def _start_parts(self, stack: ExitStack, limits: Limits) -> None:
+        """Engines and agents may still be starting: see `_wait`."""
+        self._model, say = make_model(self._seed), self._screen.say
+        self._like = write_model(self._model, self._out / "model")  # the engines are started on this folder
+        self._engines = [
+            stack.enter_context(start_engine(self._like, python=self._python, log=self._out / log))
             for log in self.engine_logs
-        )
-        say(f"{'vLLM is' if len(engines) == 1 else 'two vLLMs are'} starting; meanwhile the model learns {lesson}")
-        teach(model)
-        say(f"pool, {others} are starting")
+        ]
+        self._urls = tuple(engine.url for engine in self._engines)
+        vllms = "vLLM is" if len(self._urls) == 1 else "two vLLMs are"
+        say(f"{vllms} starting; meanwhile the model learns {self.lesson}")
+        self._teach(self._model)
+        say(f"pool, {self.others} are starting")
         address = stack.enter_context(demo_ray())
-        pool = pool_with(POOL, limits)
+        self._pool = pool_with(POOL, limits)
         orders = Orders(
             task=self._name,
             seed=self._seed,
-            engine=",".join(engine.url for engine in engines),
-            tokenizer=str(like),
+            engine=",".join(self._urls),
+            tokenizer=str(self._like),
             data_pool_name=POOL,
             ray_address=address,
             ray_namespace=NAMESPACE,
-            concurrency=concurrency,
-            turns=turns,
+            concurrency=self.concurrency,
+            turns=self.turns and str(self._out / self.turns),
         )
         agents = start_agents(orders, log=self._out / self.agents_log, module=self.agents_module)
-        return DemoParts(model, like, pool, engines, stack.enter_context(agents))
+        self._agents = stack.enter_context(agents)
+
+    def _wait(self) -> None:
+        for engine in self._engines:
+            engine.wait(self._screen.say)
+        self._agents.wait()
+        self._screen.say(f"{'vLLM is' if len(self._urls) == 1 else 'the vLLMs are'} up on {' and '.join(self._urls)}")
 
 
 class Demo(DemoRun):
@@ -196,25 +245,17 @@ class Demo(DemoRun):
         import torch
 
         torch.set_num_threads(1)  # vLLM uses the other core
-        task, settings = TASKS[self._name], Settings(updates=self._updates, learning_rate=RATE)
-        samples, _ = split(task, self._seed)
-        parts = self._begin(
-            stack,
-            demo_limits(batch=settings.groups * GROUP, ahead=AHEAD),
-            lesson="the format from right and wrong examples",
-            teach=lambda model: warm_up(model, shown(task, samples, self._seed)),
-            others="gateway and agents",
-            concurrency=64,
-        )
-        parts.wait(self._screen.say)
-        transfer = CheckpointTransfer(self._out / "weights", like=parts.like)
-        sync = WeightSync(parts.urls, transfer=transfer, pool=parts.pool, timeout=START_TIMEOUT)
+        settings = Settings(updates=self._updates, learning_rate=RATE)
+        self._start_parts(stack, demo_limits(batch=settings.groups * GROUP, ahead=AHEAD))
+        self._wait()
+        transfer = CheckpointTransfer(self._out / "weights", like=self._like)
+        sync = WeightSync(self._urls, transfer=transfer, pool=self._pool, timeout=START_TIMEOUT)
         stack.callback(sync.close)  # before Ray ends: its thread asks the pool
         self._metrics: list[UpdateMetrics] = []
         reports: list[Report] = [ToJsonl(self._out / METRICS), self._metrics.append]
-        trainer = AsyncTrainer(parts.pool, parts.model, settings=settings, sync=sync, reports=reports)
+        trainer = AsyncTrainer(self._pool, self._model, settings=settings, sync=sync, reports=reports)
         trainer.start()
-        return trainer, parts.agents
+        return trainer, self._agents
 
     def _evaluate(self, agents: AgentProcess, when: str) -> float:
         reward = agents.evaluate()

@@ -1,6 +1,8 @@
-"""The real gateway in this process, on loopback, with the examined engine behind it and a pool of this process.
+"""The real gateway in this process, on loopback, with the examined engine behind it and a pool of this process; and the
+calls of a case through it.
 
-So the doctor judges what a gateway records, by the code that records it. A failed call becomes an answer with a reason.
+- So the doctor judges what a gateway records, by the code that records it. A failed call becomes an answer with a
+reason. - A case makes the same request whole and streamed, with one seed, and has a finding for every column.
 """
 
 import asyncio
@@ -19,26 +21,40 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.rollout import Rollout
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.doctor.detokenizer import Decode
-from stepwell.doctor.replies import CHAT, ExaminedAnswer, ParsedReply, error_text, parse_reply
+from stepwell.doctor.findings import NOTHING, CaseCells, CaseColumn, Finding
+from stepwell.doctor.replies import CHAT, Decode, ExaminedAnswer, ParsedReply, error_text, parse_reply
+from stepwell.doctor.verdicts import (
+    differing,
+    judge_ids,
+    judge_logprobs,
+    judge_prefix,
+    judge_rescored,
+    judge_stream,
+    judge_text,
+    prefix_break,
+)
 from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
-from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
+from stepwell.errors import EngineUnavailable, SyncFailed
 from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.asgi import GatewayAsgi
 from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.gateway.dialects.request_rules import RequestRules
 from stepwell.gateway.requests import Message, Receive, Send
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import start_in_process
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import JsonObject, Step
+from stepwell.wire.gateway_api import InitTrajectory, TrajectoryOpened
 
 LONGEST = 4096
 """Tokens of a response: more than any case uses, and room for a prompt in the engine's context."""
 CALL_TIMEOUT = 120.0
+SEED = 7
+SHORT = 32
+"""Tokens of an ordinary answer."""
+HELLO: dict[str, Any] = {"role": "user", "content": "Say hello, and how you are."}
 
 
 @dataclass(slots=True)
@@ -115,28 +131,26 @@ class LocalGateway:
 
     async def observe(self, agent: Callable[[Rollout], Awaitable[None]]) -> ObservedAgent:
         """Runs an agent as a flow does, in a trajectory of its own."""
-        opened = await self._post("/init_trajectory", {})
-        trajectory = TrajectoryRef(opened["trajectory_uid"], opened["prompt_uid"])
-        await agent(Rollout(**opened, sample={}, attempt=0, gateway=self._gateway))
-        calls = self._log.below(_root(trajectory))
-        return ObservedAgent(calls, await self._end(trajectory))
+        opened = await self._open()
+        await agent(Rollout(**opened.model_dump(), sample={}, attempt=0, gateway=self._gateway))
+        return ObservedAgent(self._log.below(f"/{_ref(opened)}"), await self._end(opened))
 
     async def ask(self, path: str, body: JsonObject, *, stream: bool = False) -> ExaminedAnswer:
-        trajectory = await self._open_trajectory()
-        replies, failure = await self._call(trajectory, path, {**body, "stream": stream})
-        return await self._examined(replies, await self._end(trajectory), failure)
+        opened = await self._open()
+        replies, failure = await self._call(opened, path, {**body, "stream": stream})
+        return await self._examined(replies, await self._end(opened), failure)
 
     async def ask_in_turn(
         self, first: JsonObject, following: Callable[[ParsedReply], JsonObject], *, stream: bool = False
     ) -> tuple[ExaminedAnswer, ExaminedAnswer]:
         """Two chat calls of one trajectory. `following` makes the second, which may be streamed, of the first reply."""
-        trajectory = await self._open_trajectory()
-        replies, failure = await self._call(trajectory, CHAT, {**first, "stream": False})
+        opened = await self._open()
+        replies, failure = await self._call(opened, CHAT, {**first, "stream": False})
         if failure or not replies:
-            failed = await self._examined(replies, await self._end(trajectory), failure)
+            failed = await self._examined(replies, await self._end(opened), failure)
             return failed, ExaminedAnswer(failure=failure or "the first turn has no reply")
-        later, failure = await self._call(trajectory, CHAT, {**following(replies[0]), "stream": stream})
-        steps = await self._end(trajectory)
+        later, failure = await self._call(opened, CHAT, {**following(replies[0]), "stream": stream})
+        steps = await self._end(opened)
         return await self._examined(replies, steps[:1], ""), await self._examined(later, steps[1:], failure)
 
     async def rescored(self, step: Step) -> list[float] | str:
@@ -149,16 +163,13 @@ class LocalGateway:
         except SyncFailed as failure:
             return str(failure)
 
-    async def _open_trajectory(self) -> TrajectoryRef:
-        opened = await self._post("/init_trajectory", {})
-        return TrajectoryRef(opened["trajectory_uid"], opened["prompt_uid"])
+    async def _open(self) -> TrajectoryOpened:
+        return await self._gateway.open_trajectory(InitTrajectory())
 
-    async def _call(
-        self, trajectory: TrajectoryRef, path: str, body: JsonObject
-    ) -> tuple[tuple[ParsedReply, ...], str]:
+    async def _call(self, opened: TrajectoryOpened, path: str, body: JsonObject) -> tuple[tuple[ParsedReply, ...], str]:
         """The replies, or none and the reason."""
         try:
-            async with self._http.post(_base(trajectory) + path, json=body) as answer:
+            async with self._http.post(f"{opened.base_url}/{path}", json=body) as answer:
                 text = await answer.text()
             return parse_reply(text, streamed=bool(body["stream"]) and answer.status == 200, path=path), ""
         except TimeoutError:
@@ -168,11 +179,11 @@ class LocalGateway:
         except EngineUnavailable as failure:
             return (), str(failure)
 
-    async def _end(self, trajectory: TrajectoryRef) -> tuple[Step, ...]:
+    async def _end(self, opened: TrajectoryOpened) -> tuple[Step, ...]:
         """Completes the trajectory, and returns its steps, all of which are in the pool then. With a reward, the pool
         also keeps a trajectory whose steps are all quarantined."""
-        await self._post(_base(trajectory) + "complete_trajectory", {"reward": 0.0})
-        return tuple(unpack(await self._pool.read([(trajectory.trajectory_uid, trajectory.prompt_uid)]), copy=False))
+        await self._gateway.complete_trajectory(_ref(opened), 0.0)
+        return tuple(unpack(await self._pool.read([(opened.trajectory_uid, opened.prompt_uid)]), copy=False))
 
     async def _examined(
         self, replies: tuple[ParsedReply, ...], steps: tuple[Step, ...], failure: str
@@ -180,20 +191,9 @@ class LocalGateway:
         decoded = tuple([await self.decode(step.response_ids.tolist()) for step in steps])
         return ExaminedAnswer(replies, steps, decoded, failure)
 
-    async def _post(self, path: str, body: JsonObject) -> Any:
-        async with self._http.post(path, json=body) as answer:
-            parsed = await answer.json()
-        if answer.status != 200:
-            raise NotReady(f"the doctor's own gateway failed at {path}: {error_text(parsed.get('error'))}")
-        return parsed
 
-
-def _root(trajectory: TrajectoryRef) -> str:
-    return f"/{trajectory.trajectory_uid}/{trajectory.prompt_uid}"
-
-
-def _base(trajectory: TrajectoryRef) -> str:
-    return f"{_root(trajectory)}/v1/"
+def _ref(opened: TrajectoryOpened) -> str:
+    return f"{opened.trajectory_uid}/{opened.prompt_uid}"
 
 
 class _Server(uvicorn.Server):
@@ -238,10 +238,101 @@ async def open_local_gateway(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with (
-                aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http,
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(CALL_TIMEOUT)) as http,
                 GatewayClient(url) as gateway,
             ):
                 yield LocalGateway(http, gateway, log, pool, decode, rescorer)
         finally:
             server.should_exit = True
             await serving
+
+
+@dataclass(frozen=True, slots=True)
+class CaseAnswers:
+    """One request, answered whole and streamed."""
+
+    whole: ExaminedAnswer
+    streamed: ExaminedAnswer
+    again: ExaminedAnswer | None
+    """The whole answer a second time, if the other two differ."""
+
+
+class CaseRunner:
+    def __init__(self, gateway: LocalGateway, model: str) -> None:
+        self.gateway = gateway
+        self._model = model
+
+    async def ask(self, path: str = CHAT, **fields: Any) -> ExaminedAnswer:
+        """One whole answer."""
+        return await self.gateway.ask(path, self._body(fields))
+
+    async def ask_twice(self, path: str = CHAT, **fields: Any) -> CaseAnswers:
+        body = self._body(fields)
+        return await _twice(lambda stream: self.gateway.ask(path, body, stream=stream))
+
+    async def continue_twice(
+        self, first: JsonObject, following: Callable[[ParsedReply], JsonObject]
+    ) -> tuple[ExaminedAnswer, CaseAnswers]:
+        """The first turn of a conversation, and its second turn, which `following` makes of the first reply."""
+        firsts: list[ExaminedAnswer] = []
+
+        async def ask(stream: bool) -> ExaminedAnswer:
+            turn, after = await self.gateway.ask_in_turn(
+                self._body(first), lambda reply: self._body(following(reply)), stream=stream
+            )
+            firsts.append(turn)
+            return after
+
+        answers = await _twice(ask)
+        return firsts[0], answers
+
+    async def judge(
+        self,
+        answers: CaseAnswers,
+        *,
+        stop: str = "",
+        expected: str | None = None,
+        prefix: Finding = NOTHING,
+        rescored: Finding | None = None,
+    ) -> CaseCells:
+        """`stop` is the stop string, `expected` the only text that the grammar allows."""
+        whole = answers.whole
+        if rescored is None:
+            rescored = judge_rescored(whole, [await self.gateway.rescored(step) for step in whole.steps])
+        return {
+            CaseColumn.IDS: judge_ids(whole),
+            CaseColumn.LOGPROBS: judge_logprobs(whole),
+            CaseColumn.TEXT: judge_text(whole, stop=stop, expected=expected),
+            CaseColumn.STREAM: judge_stream(whole, answers.streamed, answers.again, stop=stop),
+            CaseColumn.PREFIX: prefix,
+            CaseColumn.RESCORED: rescored,
+        }
+
+    async def prefix(self, first: ExaminedAnswer, second: ExaminedAnswer) -> Finding:
+        """Whether the second prompt starts with the whole first step. Each answer has one step."""
+        if not second.steps or not first.steps:
+            return NOTHING
+        turn, after = first.steps[0], second.steps[0]
+        if (at := prefix_break(turn, after)) is None:
+            return judge_prefix(turn, after, ("", ""))
+        turn_ids = [*turn.prompt_ids.tolist(), *turn.response_ids.tolist()]
+        decoded = [await self.gateway.decode(ids[at:]) for ids in (turn_ids, after.prompt_ids.tolist())]
+        before, later = (found.text if found else "" for found in decoded)
+        return judge_prefix(turn, after, (before, later))
+
+    def _body(self, fields: JsonObject) -> JsonObject:
+        """A field that is None is left out."""
+        body = {"model": self._model, "max_tokens": SHORT, "seed": SEED, **fields}
+        return {name: value for name, value in body.items() if value is not None}
+
+
+async def _twice(ask: Callable[[bool], Awaitable[ExaminedAnswer]]) -> CaseAnswers:
+    """`ask` is told whether to stream."""
+    whole, streamed = await ask(False), await ask(True)
+    differs = whole.is_sound and streamed.is_sound and differing(whole, streamed)
+    return CaseAnswers(whole, streamed, await ask(False) if differs else None)
+
+
+def judge_only(answer: ExaminedAnswer) -> CaseCells:
+    """The cells of a case that ended after its first answer."""
+    return {CaseColumn.IDS: judge_ids(answer), CaseColumn.LOGPROBS: judge_logprobs(answer)}

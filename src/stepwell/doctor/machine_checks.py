@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from stepwell.access.access_keys import AccessKeys
+from stepwell.common.files import open_wal
 from stepwell.common.imports import install_command
 from stepwell.doctor.findings import Check, Finding, Grade
 from stepwell.errors import BadRequest, NotReady, RayUnreachable
@@ -84,7 +85,7 @@ def disk(folder: Path) -> Finding:
 
 def ray(address: str | None) -> Finding:
     try:
-        found = address or _own_cluster()
+        found = address or (AUTO if cluster_settings() else None)  # RayUnreachable if others can write the settings
         if found is None:
             return Finding(Grade.UNKNOWN, "no cluster of yours runs on this machine, and no --ray-address was given")
         return Finding(Grade.OK, _describe_cluster(found))
@@ -133,18 +134,12 @@ def _commit_seconds(folder: Path) -> float:
     """Seconds that a transaction takes in a database with the journal's settings."""
     with (
         tempfile.TemporaryDirectory(prefix=".stepwell-doctor-", dir=folder) as inside,
-        closing(sqlite3.connect(Path(inside) / "journal", isolation_level=None)) as database,
+        closing(open_wal(Path(inside) / "journal", sync=True)) as database,
     ):
-        mode = database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+        mode = database.execute("PRAGMA journal_mode").fetchone()[0]
         if mode != "wal":
             raise sqlite3.OperationalError(f"this file system has no write-ahead log, only {mode!r}")
-        database.execute("PRAGMA synchronous=FULL")
         database.execute("CREATE TABLE step (tokens BLOB)")
         began = time.monotonic()
         database.execute("INSERT INTO step VALUES (?)", (bytes(4096),))
         return time.monotonic() - began
-
-
-def _own_cluster() -> str | None:
-    """RayUnreachable if one is written down where others can write."""
-    return AUTO if cluster_settings() else None

@@ -1,23 +1,62 @@
-"""The products of one call: the reply that the agent got, whole or streamed, and the steps that the gateway recorded.
+"""The products of one call: the reply that the agent got, whole or streamed, the steps that the gateway recorded, and
+their token ids as text.
 
 A reply is assembled like an agent's SDK does it, in the form of each dialect. EngineUnavailable says why it cannot be.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
-from stepwell.doctor.detokenizer import DecodedText
+from stepwell.engines.engine import EngineHttp, EngineKind
 from stepwell.errors import EngineUnavailable
 from stepwell.steps.step import Step
 
+CONTROL_TOKENS = re.compile(r"<\|[^|<>]+\|>|</?s>")
+"""How most models write control tokens. Only an untrained model puts them inside its text."""
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "chat/completions", "completions", "messages", "responses"
 """Paths of the calls, below an agent's base_url."""
 DONE = "[DONE]"
 ENDS = {"max_tokens": "length", "incomplete": "length", "tool_use": "tool_calls"}
 """Chat's finish_reason for a stop_reason of Messages or a status of Responses; "stop" for all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedText:
+    text: str
+    end: str = ""
+    """The text of the last token, if it may be a control token that the agent does not get: the end of the turn."""
+    bare: str | None = None
+    """The text without control tokens, if they may be anywhere in it."""
+
+
+Decode: TypeAlias = Callable[[Sequence[int]], Awaitable[DecodedText | None]]
+"""None if the ids cannot be decoded."""
+
+
+def decode_by_tokenizer(tokenizer: Any) -> Decode:
+    """A Hugging Face tokenizer skips control tokens, as an engine's answers do."""
+
+    async def decode(ids: Sequence[int]) -> DecodedText | None:
+        return DecodedText(str(tokenizer.decode(ids, skip_special_tokens=True)))
+
+    return decode
+
+
+def decode_by_engine(kind: EngineKind, http: EngineHttp, model: str) -> Decode:
+    """The engine itself includes control tokens."""
+
+    async def ask(ids: Sequence[int]) -> str | None:
+        return await kind.detokenize(http, model, ids) if len(ids) else ""
+
+    async def decode(ids: Sequence[int]) -> DecodedText | None:
+        text, end = await ask(ids), await ask(ids[-1:])
+        return None if text is None or end is None else DecodedText(text, end, CONTROL_TOKENS.sub("", text))
+
+    return decode
 
 
 @dataclass(slots=True)

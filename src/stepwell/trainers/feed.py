@@ -1,4 +1,3 @@
-# ruff: noqa: N802 - arrays carry their shape in the name, properties too
 """The way of data from the pool through a trainer: lease, rows, weights, checkpoint, acknowledgement.
 
 Invariants:
@@ -7,7 +6,7 @@ Invariants:
 - Only what is in the ledger is acknowledged: the trainer says that a checkpoint with it is on disk, or that there are
   no checkpoints.
 - Rollouts that come back although they are in hand, trained or kept are known by their names, and not trained again.
-- Rows that teach nothing are counted (trainers/learnable.py), and their leases go the same way as all others.
+- Rows that teach nothing are counted (trainers/reporting.py), and their leases go the same way as all others.
 - One thread may take batches while another one counts them as trained.
 """
 
@@ -17,25 +16,21 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepwell.common.files import replacing_file
 from stepwell.errors import BadRequest, FetchTimeout, LeaseExpired, PoolUnavailable, StepwellError
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.client import DataPool
+from stepwell.pool.client.batch import Batch, make_batch
 from stepwell.steps.advantages import NO_PAST, RunningStatistics, statistics_of
-from stepwell.steps.columns import Columns, stack
-from stepwell.steps.layout import IndexArray, firsts_of
-from stepwell.steps.returns import LeftOutSteps, WholeGroups, join_left_out, whole_groups
-from stepwell.steps.rows import MergedRows, merge_rows
-from stepwell.trainers.learnable import LearningMonitor
-from stepwell.trainers.ports import TrainingBatch
+from stepwell.steps.columns import stack
+from stepwell.steps.returns import join_left_out
+from stepwell.trainers.reporting import LearningMonitor
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import FeedSettings
 
@@ -60,7 +55,7 @@ class LeasedRollouts:
 class ChosenBatch:
     """A leased batch and the rows that are trained of it."""
 
-    batch: TrainingBatch
+    batch: Batch
     rows: TrainedRows
     rollouts: LeasedRollouts
     refills: int = 0
@@ -127,7 +122,7 @@ class Feed:
     def __init__(self, pool: DataPool, settings: FeedSettings, unit: str = "batches") -> None:
         self.monitor = LearningMonitor(settings.max_unlearnable, unit)
         """The monitor, to be asked after each batch: NothingLearned ends a training that learns nothing."""
-        self.leased: deque[TrainingBatch] = deque()
+        self.leased: deque[Batch] = deque()
         """Batches whose rows are not chosen yet, the oldest first. A trainer may append what it has leased itself."""
         self._pool = pool
         self._settings = settings
@@ -175,7 +170,7 @@ class Feed:
             self.count_as_trained()
             settle()
 
-    def fetch(self, count: int, *, timeout: float | None = None) -> TrainingBatch:
+    def fetch(self, count: int, *, timeout: float | None = None) -> Batch:
         """Lease a batch; `choose` gives its rows. `timeout` takes the place of the settings' one."""
         settings = self._settings
         batch = self._pool.fetch_batch(
@@ -207,7 +202,7 @@ class Feed:
         with self._lock:
             self._in_hand.remove(chosen.rollouts)
             self._uids.difference_update(chosen.rollouts.uids)
-            self.leased.append(JoinedBatch([chosen.batch, self.leased.pop()]))
+            self.leased.append(join_batches([chosen.batch, self.leased.pop()]))
         return replace(self.choose(), refills=chosen.refills + 1)
 
     # -- moving on -----------------------------------------------------------------------------------------------------
@@ -314,54 +309,16 @@ def read_state(kind: type[S], file: Path) -> S | None:
     return kind(**values | {"leases": leases})
 
 
-class JoinedBatch:
+def join_batches(parts: Sequence[Batch]) -> Batch:
     """Several fetched batches as one, which is trained and acknowledged as a whole: the groups of the first part, then
     those of the second, … Two parts share no group."""
-
-    def __init__(self, parts: Sequence[TrainingBatch]) -> None:
-        self._parts = parts
-
-    @property
-    def leases(self) -> tuple[tuple[str, str], ...]:
-        return tuple(lease for part in self._parts for lease in part.leases)
-
-    @cached_property
-    def columns(self) -> Columns:
-        return stack([part.columns for part in self._parts])
-
-    @cached_property
-    def trajectory_of_S(self) -> IndexArray:
-        return _counted_on([part.trajectory_of_S for part in self._parts])
-
-    @cached_property
-    def group_of_T(self) -> IndexArray:
-        return _counted_on([part.group_of_T for part in self._parts])
-
-    @cached_property
-    def returns_T(self) -> NDArray[np.float64]:
-        return np.concatenate([part.returns_T for part in self._parts])
-
-    @cached_property
-    def left_out(self) -> LeftOutSteps:
-        return join_left_out([part.left_out for part in self._parts], [_count(part.group_of_T) for part in self._parts])
-
-    def whole_groups(self) -> WholeGroups:
-        return self._whole_groups
-
-    @cached_property
-    def _whole_groups(self) -> WholeGroups:
-        uids_T = [self.columns.trajectory_uids[first] for first in firsts_of(self.trajectory_of_S).tolist()]
-        return whole_groups(self.left_out, uids_T, self.group_of_T, self.returns_T)
-
-    def merged(self) -> MergedRows:
-        return merge_rows(self.columns, self.trajectory_of_S, self.group_of_T)
-
-
-def _counted_on(parts: Sequence[IndexArray]) -> IndexArray:
-    """The numbers of a later part follow those of the parts before it."""
-    firsts = np.cumsum([0, *map(_count, parts)])
-    return np.concatenate([numbers + first for numbers, first in zip(parts, firsts, strict=False)])
-
-
-def _count(numbers: IndexArray) -> int:
-    return int(numbers.max(initial=-1)) + 1
+    return make_batch(
+        stack([part.columns for part in parts]),
+        np.concatenate([part.group_sizes_G for part in parts]),
+        opened_at=np.concatenate([part.opened_at_G for part in parts]),
+        attempts=np.concatenate([part.attempts_G for part in parts]),
+        from_history=np.concatenate([part.from_history_G for part in parts]),
+        sources=[source for part in parts for source in part.sources],
+        leases=tuple(lease for part in parts for lease in part.leases),
+        left_out=join_left_out([part.left_out for part in parts], [len(part) for part in parts]),
+    )

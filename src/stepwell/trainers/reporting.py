@@ -1,6 +1,9 @@
-"""The metrics of an update, and reports of them: the console, a JSONL file, Weights & Biases.
+"""The metrics of an update, and reports of them: the console, a JSONL file, Weights & Biases; and the monitor, which
+sees whether batches teach anything.
 
-Invariant: a report never stops training. A report that fails is logged once and not called again.
+- A report never stops training. A report that fails is logged once and not called again.
+- The first batch that teaches nothing is reported, and a run of them ends the training. Without this, a trainer
+  acknowledges group after group and its weights stay the same.
 """
 
 import json
@@ -8,6 +11,7 @@ import logging
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,19 +23,63 @@ from typing import Any, TextIO, TypeAlias
 import numpy as np
 
 from stepwell.common.imports import require
+from stepwell.errors import NothingLearned
+from stepwell.pool.client.batch import Batch
+from stepwell.steps.rows import NO_VERSION
 from stepwell.trainers.learner import Learned
-from stepwell.trainers.ports import TrainingBatch
-from stepwell.trainers.rows import TrainedRows, came_to_no_end
+from stepwell.trainers.rows import FilledIn, LeftOut, TrainedRows, came_to_no_end
 
 log = logging.getLogger("stepwell.trainers")
 
 WAITING = 1000
 """Updates that can wait for wandb; further ones are not sent to it."""
+REASONS = {
+    "groups_single": (
+        "groups of one (a single scored rollout), which baseline group or leave_one_out compares with nothing",
+        "set fallback_baseline to running if there are no others of a group, as in live sessions; else give the "
+        "rollouts of one prompt the same prompt_uid, and groups two rollouts or more (group_size)",
+    ),
+    "groups_identical": (
+        "groups whose rollouts are the same token for token",
+        "sample at a temperature above 0 and without a fixed seed",
+    ),
+    "groups_equal": (
+        "groups whose rollouts all have the same return, or that of their baseline",
+        "check that the reward tells good answers from bad ones, or choose tasks that sometimes succeed",
+    ),
+    "rollouts_unscored": (
+        "unscored rollouts",
+        "give each rollout a reward when it ends, or start reward workers; if single steps are trained, give each a "
+        "reward, and start the pool with --require-reward, so that it waits for them",
+    ),
+    "rollouts_without_logprobs": (
+        "rollouts without log-probabilities",
+        "use an engine that returns them, send them with the steps, or, where the trainer can, set old_logprobs to "
+        "recomputed or current",
+    ),
+    "rollouts_overlong": (
+        "rollouts whose last step did not come to its end",
+        "let agents answer longer (max_tokens, the engine's context), or set filter_overlong to False",
+    ),
+    "steps_other_temperature": (
+        "steps sampled at another temperature than the trainer's",
+        "set the trainer's temperature to that of the samples",
+    ),
+    "steps_unknown_temperature": (
+        "steps whose temperature is not known",
+        "send the temperature with the steps, or set the trainer's assumed_temperature",
+    ),
+    "steps_unusable_advantages": (
+        "steps whose own advantages are not one number for each token",
+        "send a list with a number for each token of the sequence, or none",
+    ),
+}
+"""Texts by the field of LeftOut: what was left out, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateMetrics(Learned):
-    """One update in numbers."""
+class UpdateMetrics(Learned, LeftOut, FilledIn):
+    """One update in numbers, with how much of the batch's new groups was left out, and what was filled in."""
 
     update: int
     version: int
@@ -45,21 +93,6 @@ class UpdateMetrics(Learned):
     rollouts: int
     rollouts_trained: int
     """The others were trained before, or are among those counted below."""
-    groups_single: int = 0
-    groups_identical: int = 0
-    groups_equal: int = 0
-    rollouts_unscored: int = 0
-    rollouts_without_logprobs: int = 0
-    rollouts_overlong: int = 0
-    steps_other_temperature: int = 0
-    steps_unknown_temperature: int = 0
-    steps_unusable_advantages: int = 0
-    """The first count of what was left out, by reason: see LeftOut."""
-    logprobs_recomputed: int = 0
-    logprobs_current: int = 0
-    logprobs_staleness: float = 0.0
-    temperatures_assumed: int = 0
-    """The first count of what the data lacked and was filled in: see FilledIn."""
     rows: int
     tokens: int
     """The number of trained tokens."""
@@ -91,7 +124,7 @@ class Stopwatch:
 
 
 def measure(
-    batch: TrainingBatch,
+    batch: Batch,
     rows: TrainedRows,
     learned: Learned,
     stopwatch: Stopwatch,
@@ -198,3 +231,64 @@ def guarded(report: Report) -> Report:
 
 def as_numbers(metrics: UpdateMetrics) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in asdict(metrics).items()}
+
+
+class LearningMonitor:
+    """Sees every batch (or group) that a trainer takes. `limit` is how many in a row may teach nothing."""
+
+    def __init__(self, limit: int | None, unit: str = "batches") -> None:
+        self._limit = limit
+        self._unit = unit
+        self._in_a_row = 0
+        self._left_out: Counter[str] = Counter()
+        """The counts since the last batch that taught something."""
+        self._reported: set[str] = set()
+
+    def check(self, rows: TrainedRows, version: int = NO_VERSION) -> None:
+        """NothingLearned if this is one too many. `version` is that of the weights before the update, if it is
+        known."""
+        if not rows.is_new_T.any():
+            return
+        self._say_what_lacks(rows, version)
+        counts = Counter({reason: count for reason, count in asdict(rows.left_out).items() if count})
+        for reason in counts.keys() - self._reported:
+            self._reported.add(reason)
+            what, remedy = REASONS[reason]
+            log.warning("%d %s are not trained; %s. This is said once and counted", counts[reason], what, remedy)
+        if rows.tokens:
+            self._in_a_row, self._left_out = 0, Counter()
+            return
+        self._in_a_row += 1
+        self._left_out += counts
+        if self._in_a_row == 1:
+            log.warning("nothing can be learned from this data: %s", self._explanation())
+        if self._limit is not None and self._in_a_row >= self._limit:
+            raise NothingLearned(
+                f"nothing could be learned from {self._in_a_row} {self._unit} in a row: {self._explanation()}"
+            )
+
+    def _say_what_lacks(self, rows: TrainedRows, version: int) -> None:
+        """Says once how data that lacks log-probabilities or temperatures is trained all the same."""
+        filled, lacks = rows.filled_in(version), dict[str, str]()
+        if missing := filled.logprobs_recomputed + filled.logprobs_current:
+            lacks["logprobs"] = (
+                f"{missing} of {rows.tokens} trained tokens have no recorded log-probability: "
+                f"{filled.logprobs_recomputed} have that of the weights that sampled them, and "
+                f"{filled.logprobs_current} that of the current weights, which are {filled.logprobs_staleness:.1f} "
+                "versions newer on average (old_logprobs)"
+            )
+        if filled.temperatures_assumed:
+            lacks["temperatures"] = (
+                f"{filled.temperatures_assumed} steps do not tell their temperature and are taken for sampled at the "
+                "assumed one (assumed_temperature)"
+            )
+        if said := [text for kind, text in lacks.items() if kind not in self._reported]:
+            self._reported |= lacks.keys()
+            log.warning("not all is known of this data: %s. This is said once and counted", "; ".join(said))
+
+    def _explanation(self) -> str:
+        """The reasons, the most frequent first, and what to do about that one."""
+        ordered = [(REASONS[reason], count) for reason, count in self._left_out.most_common()]
+        if not ordered:
+            return "no token is marked to be trained"
+        return "; ".join(f"{count} {what}" for (what, _), count in ordered) + f". To do: {ordered[0][0][1]}"

@@ -4,7 +4,7 @@
 - A group of one has the fallback baseline.
 - A rollout is left out if it is unscored, or, if the settings say so, if log-probabilities are missing or its last step
   did not come to its end.
-- A missing log-probability is NaN until a trainer fills it in (trainers/old_logprobs.py): one that does not, fails.
+- A missing log-probability is NaN until a trainer fills it in (trainers/learner.py): one that does not, fails.
 - A step is left out if its temperature is not known, or not the one that is trained, or if its own advantages cannot
   be used.
 - What is left out, here or by the pool, is counted. It does not change the advantages of the rest.
@@ -19,28 +19,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.advantages import (
-    NEED_SIBLINGS,
-    NO_FALLBACK,
-    NO_PAST,
-    BaselineInputs,
-    RunningStatistics,
-    baseline_advantages,
-)
+from stepwell.pool.client.batch import Batch
+from stepwell.steps.advantages import NEED_SIBLINGS, NO_FALLBACK, NO_PAST, BaselineInputs, RunningStatistics
 from stepwell.steps.columns import Columns
-from stepwell.steps.credit import credit_shares
 from stepwell.steps.layout import IndexArray, firsts_of, in_parts_of, offsets, parts_of, sums
 from stepwell.steps.padding import ones, spread
 from stepwell.steps.rows import MergedRows
 from stepwell.steps.step import CUT_SHORT, BoolArray, FloatArray
 from stepwell.steps.trainable import SMALLEST_TEMPERATURE
-from stepwell.trainers.aggregation import LossAggregation, token_weights
-from stepwell.trainers.comparison import compare, whole_returns
-from stepwell.trainers.ports import TrainingBatch
+from stepwell.trainers.algorithms import LossAggregation, token_weights
+from stepwell.trainers.comparison import compare, response_advantages, unusable_advantages, whole_returns
 from stepwell.trainers.settings import RowSettings, TrainingUnit
 
-ZERO_ADVANTAGE = "set_advantage_to_zero"
-"""The key of an environment's `overrides` by which a sequence is not trained towards anything."""
 NO_END = frozenset({"length", CUT_SHORT})
 """The finish_reasons of steps that did not come to their end."""
 
@@ -62,36 +52,36 @@ class MicroBatch:
     """The number of each token's rollout; of its step, if these are the unit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LeftOut:
     """How much of a batch's new groups is not trained, by reason."""
 
-    groups_single: int
+    groups_single: int = 0
     """Groups with one scored rollout, which their baseline cannot compare with others."""
-    groups_identical: int
+    groups_identical: int = 0
     """Groups whose rollouts are the same, token for token: a fixed seed, or no sampling."""
-    groups_equal: int
+    groups_equal: int = 0
     """Other groups whose rollouts did equally well, or as well as their baseline."""
-    rollouts_unscored: int
-    rollouts_without_logprobs: int
-    rollouts_overlong: int
-    steps_other_temperature: int
-    steps_unknown_temperature: int
-    steps_unusable_advantages: int
+    rollouts_unscored: int = 0
+    rollouts_without_logprobs: int = 0
+    rollouts_overlong: int = 0
+    steps_other_temperature: int = 0
+    steps_unknown_temperature: int = 0
+    steps_unusable_advantages: int = 0
     """Steps with advantages of their own that are not one number for each token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FilledIn:
     """The values that trained tokens lack, and how many of them were filled in."""
 
-    logprobs_recomputed: int
+    logprobs_recomputed: int = 0
     """Trained tokens without a recorded log-probability that have that of the weights that sampled them."""
-    logprobs_current: int
+    logprobs_current: int = 0
     """Trained tokens without a recorded log-probability that have that of the weights before the update."""
-    logprobs_staleness: float
+    logprobs_staleness: float = 0.0
     """The mean number of versions by which these weights are newer than those that sampled the tokens."""
-    temperatures_assumed: int
+    temperatures_assumed: int = 0
     """New steps that do not tell their temperature and are taken for sampled at the assumed one."""
 
 
@@ -159,11 +149,8 @@ class TrainedRows:
         rollouts, parts = np.unique(trajectory_of_R[self.chosen_R]), []
         for first in range(min(count, len(rollouts))):
             is_dealt_R = np.isin(trajectory_of_R, rollouts[first::count])
-            chosen_R, trained = (
-                self.chosen_R[is_dealt_R[self.chosen_R]],
-                self.trained & np.repeat(is_dealt_R, lengths_R),
-            )
-            parts.append(replace(self, chosen_R=chosen_R, trained=trained))
+            trained = self.trained & np.repeat(is_dealt_R, lengths_R)
+            parts.append(replace(self, chosen_R=self.chosen_R[is_dealt_R[self.chosen_R]], trained=trained))
         return parts
 
     def passes(
@@ -243,7 +230,7 @@ class _Usable:
 
 
 def choose_rows(
-    batch: TrainingBatch,
+    batch: Batch,
     known: Container[str],
     settings: RowSettings | None = None,
     past: RunningStatistics = NO_PAST,
@@ -258,7 +245,7 @@ def choose_rows(
     is_new_T = ~in_parts_of(known_T, group_of_T)
 
     compared = compare(batch, settings, past, group_of_T[known_T])
-    advantages = _response_advantages(batch, settings, compared)
+    advantages = response_advantages(batch, settings, compared)
     is_missing_token = is_missing(columns.logprobs)
     is_recorded = settings.old_logprobs == "recorded"
     temperatures_S, is_unknown_S, is_other_S = step_temperatures(columns, settings)
@@ -312,59 +299,6 @@ def _trained(merged: MergedRows, wanted: BoolArray) -> BoolArray:
     return trained
 
 
-def response_advantages(
-    batch: TrainingBatch, settings: RowSettings, past: RunningStatistics = NO_PAST
-) -> NDArray[np.float64]:
-    """The advantage of each response token, in the order of the batch's columns; NaN for an unscored rollout, and for a
-    step whose own advantages cannot be used."""
-    return _response_advantages(batch, settings, compare(batch, settings, past))
-
-
-def _response_advantages(batch: TrainingBatch, settings: RowSettings, compared: BaselineInputs) -> NDArray[np.float64]:
-    shares_S = credit_shares(settings.credit, batch.columns, batch.trajectory_of_S)
-    advantages_S = baseline_advantages(
-        compared, settings.baseline, settings.fallback_baseline, divide_by_std=settings.divide_by_std
-    )[: len(batch.columns)]
-    advantages = np.repeat(shares_S * advantages_S, batch.columns.response_lengths_S)
-    starts = offsets(batch.columns.response_lengths_S).tolist()
-    for step, own in _own_advantages(batch.columns):
-        advantages[starts[step] : starts[step + 1]] = np.nan if own is None else own
-    return advantages
-
-
-def unusable_advantages(columns: Columns) -> BoolArray:
-    """Which steps have advantages of their own that are not one number for each token."""
-    unusable_S = np.zeros(len(columns), np.bool_)
-    unusable_S[[step for step, own in _own_advantages(columns) if own is None]] = True
-    return unusable_S
-
-
-def _own_advantages(columns: Columns) -> Iterator[tuple[int, NDArray[np.float64] | None]]:
-    """The steps with advantages of their own, and those of their responses; None if they cannot be used."""
-    for step, extras in enumerate(columns.extras):
-        if not extras:
-            continue
-        response = int(columns.response_lengths_S[step])
-        length = response + int(columns.prompt_lengths_S[step])
-        own, overrides = extras.get("advantages"), extras.get("overrides")
-        if isinstance(overrides, dict) and overrides.get(ZERO_ADVANTAGE):
-            yield step, np.zeros(response)
-        elif own is not None and own != []:
-            yield step, _read_advantages(own, response, length)
-
-
-def _read_advantages(own: object, response: int, length: int) -> NDArray[np.float64] | None:
-    """The advantages of the response, from one number for each token of the step or of its response; None if they
-    cannot be used."""
-    if not isinstance(own, list) or len(own) not in (response, length):
-        return None
-    try:
-        values = np.array(own, np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return values[len(values) - response :] if np.isfinite(values).all() else None
-
-
 def _name(columns: Columns, step: int, unit: TrainingUnit) -> str:
     """The name by which a rollout is known once it is trained, or a step if it is trained by itself."""
     trajectory_uid = columns.trajectory_uids[step]
@@ -405,7 +339,7 @@ def is_missing(logprobs: FloatArray) -> BoolArray:
     return missing
 
 
-def _lacking(batch: TrainingBatch, is_missing_token: BoolArray) -> BoolArray:
+def _lacking(batch: Batch, is_missing_token: BoolArray) -> BoolArray:
     """Which rollouts have a token to train without a recorded log-probability."""
     columns = batch.columns
     missing_S = sums(is_missing_token & columns.mask, columns.response_lengths_S)
@@ -418,7 +352,7 @@ def came_to_no_end(columns: Columns) -> BoolArray:
     return np.array([reason in NO_END for reason in columns.carried["finish_reasons"]], np.bool_)
 
 
-def _overlong(batch: TrainingBatch, *, is_filtered: bool) -> BoolArray:
+def _overlong(batch: Batch, *, is_filtered: bool) -> BoolArray:
     """Which rollouts have a last step that did not come to its end; none if these are not filtered."""
     overlong_T = np.zeros(len(batch.group_of_T), np.bool_)
     if is_filtered:
@@ -428,7 +362,7 @@ def _overlong(batch: TrainingBatch, *, is_filtered: bool) -> BoolArray:
 
 
 def _unlearnable_groups(
-    batch: TrainingBatch,
+    batch: Batch,
     merged: MergedRows,
     compared: BaselineInputs,
     is_unlearnable_T: BoolArray,

@@ -2,36 +2,86 @@
 
 - A batch is acknowledged only when a checkpoint that contains it is on disk (without checkpoints: when it is in the
   weights), so a trainer that dies loses nothing.
-- A batch that comes back although a checkpoint contains it is recognised by name and not trained again.
-- A resumed run continues bit for bit.
+- The trajectories that a checkpoint names are in its weights, and no others are; where single steps are trained, it
+  names steps. A batch that comes back although a checkpoint contains it is recognised by name and not trained again.
+- A checkpoint file is whole or absent, at whatever moment the process dies. A resumed run continues bit for bit.
 - Groups that teach nothing are acknowledged with the batch that is trained in their place.
 """
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from stepwell.common.files import SUFFIX, replacing_file
+from stepwell.errors import BadRequest
 from stepwell.pool.client import DataPool
-from stepwell.trainers.checkpoint import (
-    Checkpoint,
-    TensorState,
-    random_state,
-    read_checkpoint,
-    set_random_state,
-    write_checkpoint,
-)
-from stepwell.trainers.feed import Feed
-from stepwell.trainers.learner import Learner
-from stepwell.trainers.old_logprobs import OldPolicies
+from stepwell.trainers.feed import Feed, FeedState
+from stepwell.trainers.learner import Learner, OldPolicies
 from stepwell.trainers.reporting import Report, Stopwatch, UpdateMetrics, guarded, measure
 from stepwell.trainers.settings import Settings, choose_old_logprobs
+from stepwell.trainers.transfers import TensorState
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("stepwell.trainers")
+
+FILE = "trainer.pt"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Checkpoint(FeedState):
+    """A model with its optimizer, and what of the pool's data is in them. An older file has no `statistics`."""
+
+    model: TensorState
+    optimizer: TensorState
+    random: "dict[str, torch.Tensor]"
+    """The state of torch's random number generators, by device."""
+    update: int
+    version: int
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    values = {of.name: getattr(checkpoint, of.name) for of in fields(Checkpoint)}
+    for unfinished in folder.glob(f"{FILE}.*{SUFFIX}"):  # of a trainer that was killed while it wrote
+        unfinished.unlink()
+    with replacing_file(folder / FILE) as file:
+        torch.save(values, file)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint in the folder; None if there is none yet."""
+    import torch
+
+    path = folder / FILE
+    if not path.exists():
+        return None
+    values = torch.load(path, map_location="cpu", weights_only=True)
+    known = {of.name for of in fields(Checkpoint)}
+    needed = {of.name for of in fields(Checkpoint) if of.default_factory is MISSING}
+    if not isinstance(values, dict) or not needed <= values.keys() <= known:
+        raise BadRequest(f"{path} is not a checkpoint of this version of Stepwell; name another folder to start anew")
+    return Checkpoint(**values)
+
+
+def random_state() -> "dict[str, torch.Tensor]":
+    import torch
+
+    of_devices = {str(device): state for device, state in enumerate(torch.cuda.get_rng_state_all())}
+    return {"cpu": torch.get_rng_state(), **of_devices}
+
+
+def set_random_state(state: "dict[str, torch.Tensor]") -> None:
+    import torch
+
+    torch.set_rng_state(state["cpu"])
+    for device in range(min(torch.cuda.device_count(), len(state) - 1)):
+        torch.cuda.set_rng_state(state[str(device)], device)
 
 
 class Synced(Protocol):

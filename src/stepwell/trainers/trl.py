@@ -16,9 +16,9 @@ Both classes implement TRL's own Protocols (trl.experimental.async_grpo, 1.16); 
 StepwellCallback and last_checkpoint are in trl_callback.py.
 
 - A group is acknowledged when a checkpoint that contains it is on disk; without checkpoints, when it is trained. What
-  is not acknowledged returns to the pool at the end (trl_progress.py).
+  is not acknowledged returns to the pool at the end (trl_groups.py).
 - No group is given to TRL twice.
-- A group is dropped as stale as a whole or not at all (trl_samples.py).
+- A group is dropped as stale as a whole or not at all (trl_groups.py).
 - Rows are chosen as in the reference trainer (trainers/rows.py): groups with equal returns never reach TRL, but count
   in the `reward` of its log. Too many in a row end the training with NothingLearned.
 - TRL divides all logits by one temperature, so only what was sampled at that one reaches it.
@@ -37,15 +37,22 @@ import numpy as np
 
 from stepwell.errors import BadRequest, FetchTimeout
 from stepwell.pool.client import DataPool
+from stepwell.pool.client.batch import Batch
 from stepwell.steps.advantages import AdvantageKind, BaselineKind
 from stepwell.steps.credit import CreditKind
 from stepwell.trainers.feed import Feed
-from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import FeedSettings, OldLogprobs, choose_old_logprobs
-from stepwell.trainers.trl_progress import DeliveredGroup, TrlProgress
-from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber, row_samples
-from stepwell.trainers.weight_stream import Weights
+from stepwell.trainers.transfers import Weights
+from stepwell.trainers.trl_groups import (
+    DeliveredGroup,
+    GroupStaleness,
+    PolicyVersions,
+    RolloutSample,
+    SampleNumber,
+    TrlProgress,
+    row_samples,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -227,7 +234,7 @@ class StepwellRolloutWorker:
                     continue
                 break
 
-    def _note(self, batch: TrainingBatch, rows: TrainedRows) -> None:
+    def _note(self, batch: Batch, rows: TrainedRows) -> None:
         if not rows.is_new_T.any():  # the batch is one group, which is new or not
             return
         returns = batch.whole_groups().returns_T

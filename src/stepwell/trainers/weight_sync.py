@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -26,13 +26,17 @@ import numpy as np
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import BadRequest, EngineSilent, SyncFailed
-from stepwell.trainers.checkpoint import TensorState
-from stepwell.trainers.distributions import token_logprobs
-from stepwell.trainers.ports import VersionedPool
-from stepwell.trainers.sync_round import SyncRound, break_off
-from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.weight_proof import DTYPES, EngineProof, SentDigests
-from stepwell.trainers.weight_stream import Weights, WeightStream, is_follower, is_model, stream_weights
+from stepwell.trainers.policy_loss import token_logprobs
+from stepwell.trainers.sync_round import DTYPES, EngineProof, SentDigests, SyncRound, break_off
+from stepwell.trainers.transfers import (
+    CheckpointTransfer,
+    TensorState,
+    Weights,
+    WeightStream,
+    is_follower,
+    is_model,
+    stream_weights,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +72,19 @@ class SyncReport:
     """Engines that failed, by address, and why. They get no calls until they have the weights of a later sync."""
     restore: TensorState | None = None
     """Weights from which the trainer must start again: always None, as only a guard asks for it."""
+
+
+class VersionedPool(Protocol):
+    """A DataPool, or the engines of one version that the guard has staged."""
+
+    def set_policy_version(self, version: int, *, check: bool = True) -> None:
+        """The engines now serve these weights. Without `check` nobody else is asked whether they do."""
+
+    def announce_sync(self) -> None:
+        """A trainer lives that brings weights to the engines."""
+
+    def engines(self) -> Sequence[str]:
+        """The addresses of the engines that gateways use now."""
 
 
 class WeightSync:

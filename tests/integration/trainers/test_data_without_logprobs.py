@@ -18,7 +18,7 @@ import torch
 from rig.atropos.server import TRAINER, serve_atropos
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
-from stepwell.trainers import trl_old_logprobs
+from stepwell.trainers import trl_callback
 from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
@@ -123,7 +123,7 @@ def test_the_worker_of_trl(pool: TrainingPool) -> None:
         "old_log_probs": torch.from_numpy(samples[0].old_log_probs[2:])[None],
         "token_index": torch.tensor([[0, 1]]),
     }
-    known, places = trl_old_logprobs.known_logprobs(micro_batch)
+    known, places = trl_callback.known_logprobs(micro_batch)
     assert (known.tolist(), places.tolist()) == ([[0.0, 0.0]], [0, 1])
 
 

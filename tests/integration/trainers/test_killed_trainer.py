@@ -20,7 +20,7 @@ from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.trainers.checkpoint import read_checkpoint
+from stepwell.trainers.trainer import read_checkpoint
 from tests.integration.trainers.dying_trainer import GROUPS_PER_UPDATE
 
 CHECKOUT = Path(__file__).parents[3]

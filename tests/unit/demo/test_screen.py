@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.demo.screen import DemoScreen, LiveStatus
+from stepwell.demo.live_outcome import LiveStatus, showing_acceptance
+from stepwell.demo.screen import DemoScreen
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.trainers.reporting import UpdateMetrics
 
@@ -61,7 +62,7 @@ def status(update: int, *decisions: PolicyDecision, canary: Canary | None = None
 
 
 def test_without_a_terminal_acceptance_is_a_line_every_few_updates(capsys: pytest.CaptureFixture[str]) -> None:
-    with DemoScreen().acceptance(8, is_plotting=True) as show:
+    with showing_acceptance(DemoScreen(), 8, is_plotting=True) as show:
         for update in range(1, 8):
             show(status(update, canary=CANARY))
 
@@ -70,7 +71,7 @@ def test_without_a_terminal_acceptance_is_a_line_every_few_updates(capsys: pytes
 
 
 def test_a_rollback_is_always_said(capsys: pytest.CaptureFixture[str]) -> None:
-    with DemoScreen().acceptance(8, is_plotting=True) as show:
+    with showing_acceptance(DemoScreen(), 8, is_plotting=True) as show:
         show(status(1, ROLLBACK))
 
     assert "version 7 was rolled back by guard: worse than the stable version" in capsys.readouterr().out
@@ -78,7 +79,7 @@ def test_a_rollback_is_always_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("terminal")
 def test_in_a_terminal_the_chart_of_acceptance_is_redrawn(capsys: pytest.CaptureFixture[str]) -> None:
-    with DemoScreen().acceptance(8, is_plotting=True) as show:
+    with showing_acceptance(DemoScreen(), 8, is_plotting=True) as show:
         show(status(1, ROLLBACK))
 
     shown = capsys.readouterr().out

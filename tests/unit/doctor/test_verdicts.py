@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import EXACT, NOTHING, Finding, Grade
-from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
+from stepwell.doctor.replies import DecodedText, ExaminedAnswer, ParsedReply, ToolCall
 from stepwell.doctor.verdicts import (
     judge_as_chat,
     judge_bridge,

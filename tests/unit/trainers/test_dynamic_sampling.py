@@ -11,7 +11,7 @@ from stepwell.errors import NothingLearned, PoolUnavailable
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import pack
 from stepwell.steps.step import CUT_SHORT
-from stepwell.trainers.feed import JoinedBatch
+from stepwell.trainers.feed import join_batches
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trainer import AsyncTrainer
@@ -125,7 +125,7 @@ def test_joined_batches_are_the_batch_of_all_their_groups() -> None:
         ]
 
     parts = [make_batch(pack(rows(number)), [3], leases=(("s", f"l{number}"),)) for number in range(3)]
-    joined, whole = JoinedBatch(parts), make_batch(pack([step for n in range(3) for step in rows(n)]), [3, 3, 3])
+    joined, whole = join_batches(parts), make_batch(pack([step for n in range(3) for step in rows(n)]), [3, 3, 3])
     assert joined.leases == (("s", "l0"), ("s", "l1"), ("s", "l2"))
     assert joined.trajectory_of_S.tolist() == whole.trajectory_of_S.tolist()
     assert joined.group_of_T.tolist() == whole.group_of_T.tolist()

@@ -7,7 +7,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from stepwell.trainers.trl import StepwellRolloutWorker
 from stepwell.trainers.trl_callback import StepwellCallback
-from stepwell.trainers.trl_samples import RolloutSample
+from stepwell.trainers.trl_groups import RolloutSample
 
 NAME = StepwellCallback.__name__
 

@@ -159,7 +159,7 @@ def consequence_of(limits: Limits) -> Consequence:
 
 
 def versions_behind(version: int, policy_version: int) -> int:
-    """0 also for what a canary said, whose version is newer than the pool's."""
+    """0 also for the tokens of a version on trial, which is newer than the pool's."""
     return max(0, policy_version - version)
 
 

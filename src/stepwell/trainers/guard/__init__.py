@@ -1,1 +1,1 @@
-"""The guard on the way of new weights to all sessions: validation, a canary with a sequential test, rollback."""
+"""The guard on the way of new weights to all sessions: validation, a sequential test on some of them, rollback."""

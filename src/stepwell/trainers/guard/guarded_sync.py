@@ -16,27 +16,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import PolicyAction
 from stepwell.pool.client import DataPool
-from stepwell.trainers.checkpoint import TensorState
-from stepwell.trainers.guard.canary_statistic import SequentialTest
-from stepwell.trainers.guard.canary_watch import CanaryWatch
+from stepwell.trainers.guard.canary import CanaryTrial, MakeSync, StagedVersions
 from stepwell.trainers.guard.guard_settings import GuardSettings
-from stepwell.trainers.guard.paired_scores import Scores, Validate, checked, mean_of, refusal
-from stepwell.trainers.guard.policy_record import PolicyRecord
-from stepwell.trainers.guard.staged_versions import MakeSync, StagedVersions
-from stepwell.trainers.guard.version_store import Phase, VersionStore, borrowed
-from stepwell.trainers.guard.weight_moves import WeightMoves
-from stepwell.trainers.weight_stream import is_sharded_model
+from stepwell.trainers.guard.policy_record import Phase, PolicyRecord, VersionStore
+from stepwell.trainers.guard.statistics import Scores, SequentialTest, checked, mean_of, refusal
+from stepwell.trainers.learner import borrowed
+from stepwell.trainers.transfers import TensorState, is_sharded_model
 from stepwell.trainers.weight_sync import keep_calling
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger("stepwell.trainers")
+
+Validate: TypeAlias = Callable[["torch.nn.Module", int], Scores | None]
+"""The scores of a model and version in validation; None if there are none, and the version passes."""
 
 LONGEST_INTERVAL = 5.0
 """Seconds until the next try, after failures."""
@@ -107,8 +106,7 @@ class GuardedSync:
         self._store = VersionStore(folder)
         self._record = PolicyRecord(pool, self._store, self.settings, clock)
         self._staged = StagedVersions(make_sync, folder, self._record.engines_of)
-        self._canary_watch = CanaryWatch(self._record, pool, self.settings)
-        self._moves = WeightMoves(self._record, self._staged, pool, self.settings)
+        self._trial = CanaryTrial(self._record, self._staged, pool, self.settings)
         self._is_started = False
         self._is_closed = False
         self._syncing = threading.Lock()
@@ -135,14 +133,14 @@ class GuardedSync:
     def watch(self) -> None:
         """Reads the rewards of a canary, and decides. A thread calls it at intervals."""
         if not self._is_closed:
-            self._canary_watch.watch()
+            self._trial.watch()
 
     def move(self) -> None:
         """Brings weights to the engines that shall have them. A thread calls it at intervals."""
         with self._moving:
             if self._is_started and not self._is_closed:
                 self._pool.announce_sync()
-                self._moves.move()
+                self._trial.move()
 
     def status(self) -> GuardStatus:
         state = self._record.state

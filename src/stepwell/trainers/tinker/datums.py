@@ -1,26 +1,82 @@
-"""Rows of a batch as Tinker's `Datum`s.
+"""A service that speaks the Tinker API: the used part of its clients, and rows of a batch as its `Datum`s.
 
+- tinker is optional, and any service that speaks its API will do: hence Protocols.
 - A row ends with its last trained token: what follows it teaches nothing.
 - Every target counts at the service, so a token that is not trained has advantage 0.
 - The weight of a token's loss in that of the batch is part of its advantage. The losses are linear in the advantage, so
   `loss_aggregation` means what it means in the reference trainer, whether the service sums losses or averages them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from stepwell.errors import BadRequest
 from stepwell.steps.step import FloatArray, IntArray
-from stepwell.trainers.aggregation import LossAggregation, token_weights
+from stepwell.trainers.algorithms import LossAggregation, token_weights
 from stepwell.trainers.rows import TrainedRows
-from stepwell.trainers.tinker.service_ports import Datum
 
+T_co = TypeVar("T_co", covariant=True)
+Datum: TypeAlias = Any
+"""tinker.types.Datum; Any, because tinker is optional."""
 ServiceLoss: TypeAlias = Literal["sum", "mean"]
+
+
+class ServiceFuture(Protocol[T_co]):
+    def result(self) -> T_co: ...
+
+
+class SavedPath(Protocol):
+    @property
+    def path(self) -> str: ...
+
+
+class PassOutput(Protocol):
+    @property
+    def loss_fn_outputs(self) -> Sequence[Mapping[str, Any]]: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+
+class TrainingClient(Protocol):
+    """tinker.TrainingClient: one adapter, with its optimizer."""
+
+    def forward(
+        self, data: list[Datum], loss_fn: Any, loss_fn_config: dict[str, float] | None = None
+    ) -> ServiceFuture[PassOutput]: ...
+
+    def forward_backward(
+        self, data: list[Datum], loss_fn: Any, loss_fn_config: dict[str, float] | None = None
+    ) -> ServiceFuture[PassOutput]: ...
+
+    def optim_step(self, adam_params: Any) -> ServiceFuture[Any]: ...
+
+    def save_state(self, name: str) -> ServiceFuture[SavedPath]: ...
+
+    def save_weights_for_sampler(self, name: str) -> ServiceFuture[SavedPath]: ...
+
+
+class StoredWeights(Protocol):
+    """tinker's RestClient: what the service has saved."""
+
+    def get_checkpoint_archive_url(self, training_run_id: str, checkpoint_id: str) -> ServiceFuture[Any]: ...
+
+    def delete_checkpoint(self, training_run_id: str, checkpoint_id: str) -> ServiceFuture[None]: ...
+
+
+class TrainingService(Protocol):
+    """tinker.ServiceClient."""
+
+    def create_lora_training_client(self, base_model: str, rank: int) -> TrainingClient: ...
+
+    def create_training_client_from_state_with_optimizer(self, path: str) -> TrainingClient: ...
+
+    def create_rest_client(self) -> StoredWeights: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

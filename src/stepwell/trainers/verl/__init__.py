@@ -1,4 +1,4 @@
-"""verl: batches as a DataProto (data_proto.py), and a mode of its V1 trainer that trains from a pool (plugin.py).
+"""verl: batches as a DataProto (data_proto.py), and a mode of its V1 trainer that trains from a pool (trainer_mode.py).
 
     python -m verl.trainer.main_ppo 'hydra.searchpath=[pkg://stepwell.trainers.verl]' +config=stepwell …
 

@@ -7,7 +7,7 @@
 - verl divides all logits by one temperature, so steps of another one are left out and counted.
 - The last response token of each row has the rollout's return.
 - verl's own advantage functions treat every row as a rollout. If a rollout has several rows, or with step rewards, use
-  `advantages`, which are those of the reference trainer (trainers/rows.py).
+  `advantages`, which are those of the reference trainer (trainers/comparison.py).
 """
 
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
+from stepwell.pool.client.batch import Batch
 from stepwell.steps.advantages import AdvantageKind, BaselineKind
 from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.credit import CreditKind
@@ -26,14 +27,8 @@ from stepwell.steps.layout import IndexArray, offsets, parts_of
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps, spread
 from stepwell.steps.rows import MergedRows
 from stepwell.steps.step import BoolArray, FloatArray
-from stepwell.trainers.ports import TrainingBatch
-from stepwell.trainers.rows import (
-    is_missing,
-    place_responses,
-    response_advantages,
-    step_temperatures,
-    unusable_advantages,
-)
+from stepwell.trainers.comparison import response_advantages, unusable_advantages
+from stepwell.trainers.rows import is_missing, place_responses, step_temperatures
 from stepwell.trainers.settings import RowSettings
 
 DataProto: TypeAlias = Any
@@ -58,7 +53,7 @@ class VerlRows:
 
 
 def to_data_proto(
-    batch: TrainingBatch,
+    batch: Batch,
     *,
     prompt_length: int,
     response_length: int,
@@ -117,7 +112,7 @@ def _imported() -> tuple[ModuleType, ModuleType]:
 
 
 def verl_rows(
-    batch: TrainingBatch,
+    batch: Batch,
     settings: RowSettings,
     *,
     prompt_length: int,
@@ -196,7 +191,7 @@ def _tensors(padded: PaddedSteps, advantages_R_T: FloatArray, temperatures_R_T: 
     return tensors
 
 
-def _labels(batch: TrainingBatch, padded: PaddedSteps, trajectory_of_R: IndexArray) -> dict[str, NDArray[np.object_]]:
+def _labels(batch: Batch, padded: PaddedSteps, trajectory_of_R: IndexArray) -> dict[str, NDArray[np.object_]]:
     _, firsts_T = np.unique(batch.trajectory_of_S, return_index=True)
     _, firsts_G = np.unique(batch.group_of_T, return_index=True)
     uids_G = [batch.columns.trajectory_uids[step] for step in firsts_T[firsts_G].tolist()]
@@ -210,7 +205,7 @@ def _labels(batch: TrainingBatch, padded: PaddedSteps, trajectory_of_R: IndexArr
     return {name: np.array(of_rows, dtype=object) for name, of_rows in values.items()}
 
 
-def _merged_columns(batch: TrainingBatch, merged: MergedRows) -> tuple[Columns, BoolArray]:
+def _merged_columns(batch: Batch, merged: MergedRows) -> tuple[Columns, BoolArray]:
     """Merged rows as if each were one step: the prompt of the first step, and all tokens after it as the response; and
     which of the rows' tokens are in these responses.
 

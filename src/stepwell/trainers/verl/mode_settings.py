@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from stepwell.errors import BadRequest
+from stepwell.pool.client import DataPool, connect
 from stepwell.trainers.settings import FeedSettings
 
 
@@ -97,3 +98,8 @@ def require_usable(config: Mapping[str, Any]) -> None:
         f"a row may have {longest} tokens (data.max_prompt_length + data.max_response_length), and a micro-batch "
         f"{fits}: set {actor}.ppo_max_token_len_per_gpu={longest}",
     )
+
+
+def connected_pool(settings: PoolModeSettings) -> DataPool:
+    """verl's processes have joined Ray already; it must be the pool's."""
+    return connect(settings.pool, namespace=settings.namespace)

@@ -1,10 +1,10 @@
-"""verl's sampler: instead of choosing among what verl's own rollouts wrote, it takes the pool's next batch.
+"""verl's sampler, which takes the pool's next batch instead of choosing among what verl's own rollouts wrote; and its
+agent loop manager, which starts none.
 
 Rows go to verl through its TransferQueue, with all that the actor reads in one write: the old log-probabilities are
 those of the engine, which verl replaces if it is told to compute its own; where one is missing they are NaN, and the
-trainer mode puts verl's own there. Between lease and training nothing waits, so
-nothing becomes stale here: the pool's own rule decides, and `trainer.v1.sampler.max_off_policy_threshold`, if it is
-set.
+trainer mode puts verl's own there. Between lease and training nothing waits, so nothing becomes stale here: the pool's
+own rule decides, and `trainer.v1.sampler.max_off_policy_threshold`, if it is set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,9 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from stepwell.trainers.verl.connection import connected_pool
-from stepwell.trainers.verl.mode_settings import read_mode_settings
-from stepwell.trainers.verl.pool_feed import PoolFeed
-from stepwell.trainers.verl.queue_rows import QueueRow
+from stepwell.errors import BadRequest
+from stepwell.trainers.verl.mode_settings import connected_pool, read_mode_settings
+from stepwell.trainers.verl.pool_feed import PoolFeed, QueueRow
 
 EVICTED = "training/off_policy/evicted_samples"
 """verl's own name for groups that are too old."""
@@ -94,3 +93,16 @@ def _tag(row: QueueRow, global_steps: int, offset: int) -> dict[str, Any]:
         "min_global_steps": row.oldest - offset,
         "max_global_steps": row.newest - offset,
     }
+
+
+class PoolAgentLoopManager:
+    """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`. verl asks it for nothing: the sampler takes rollouts
+    from the pool."""
+
+    @classmethod
+    def create(cls, **given: Any) -> "PoolAgentLoopManager":
+        """verl passes its configuration and its own clients, of which none is needed."""
+        return cls()
+
+    def generate_sequences(self, prompts: Any) -> None:
+        raise BadRequest("the mode stepwell starts no rollouts: agents do, through a gateway of the pool")

@@ -11,9 +11,8 @@ from aiohttp import web
 from openai import AsyncOpenAI
 
 from stepwell.demo.agent_process import Orders
-from stepwell.demo.live.live_service import LiveService
-from stepwell.demo.live.turns import UserTurn, write_turn
-from stepwell.demo.live.users import CLOSINGS
+from stepwell.demo.live_outcome import UserTurn, write_turn
+from stepwell.demo.live_service import CLOSINGS, LiveService
 
 KEY = "a session key"
 ORDERS = Orders(

@@ -2,7 +2,7 @@ import random
 from collections.abc import Sequence
 from itertools import islice
 
-from stepwell.demo.live.users import (
+from stepwell.demo.live_service import (
     CLOSINGS,
     CORRECTIONS,
     LENGTHS,
@@ -14,8 +14,7 @@ from stepwell.demo.live.users import (
     of_like_length,
     shown,
 )
-from stepwell.demo.model import row
-from stepwell.demo.vocabulary import CONTEXT, ScriptTurn, make_tokenizer
+from stepwell.demo.model import CONTEXT, ScriptTurn, make_tokenizer, row
 from stepwell.rewards.builtin.next_state_rules import RULES, NextState, Utterance
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import VersionReward
-from stepwell.trainers.guard.canary_statistic import WAITING, ComparisonState, SequentialTest
 from stepwell.trainers.guard.guard_settings import ComparisonSettings
+from stepwell.trainers.guard.statistics import WAITING, ComparisonState, SequentialTest
 
 STABLE, CANARY = 4, 5
 RUNS = 300

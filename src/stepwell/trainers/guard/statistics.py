@@ -1,8 +1,8 @@
-"""A sequential test of two versions of the policy: is the canary worse than the stable version?
+"""The two tests of a version of the policy against the stable one: by the rewards of its canary, and by its validation.
 
-The rewards are compared as they come. Each comparison is the difference d between the mean of some rewards of the
-canary and the mean of some rewards of the stable version that came at the same time. Two bets are made on each
-difference before it is known, and the capital of a bet is multiplied by its result:
+The canary's rewards are compared with the stable version's as they come. Each comparison is the difference d between
+the mean of some rewards of the canary and the mean of some rewards of the stable version that came at the same time.
+Two bets are made on each difference before it is known, and the capital of a bet is multiplied by its result:
 
 - `worse`: 1 − λ d. While the canary is not worse (mean of d ≥ 0), its expected capital does not grow. So the
   probability that it ever reaches 1 / alpha is at most alpha (Ville's inequality). If it does, the canary is rolled
@@ -10,23 +10,30 @@ difference before it is known, and the capital of a bet is multiplied by its res
 - `not_worse`: 1 + λ (d + margin). While the canary is worse by the margin or more, the probability that it ever
   reaches 1 / beta is at most beta. If it does, the canary is promoted.
 
-Invariants:
+Invariants of this sequential test:
 - The probabilities hold whatever the distribution of the rewards is, however often one looks, and if the mean reward of
   all versions moves with time. They need comparisons that do not depend on each other.
 - The capital of a bet is the mean over several λ, so no λ has to be chosen. The smallest one is so small that one of
   the bets gains whatever the difference is: a test ends as long as rewards come.
 - Nothing else decides, and no time is too long: without evidence the canary goes on.
 - There is no clock, and the whole state is numbers that JSON can hold.
+
+Validation asks whether a version is worse on the same tasks, by more than chance explains:
+- Each task is compared with itself, so that it does not matter how hard it is. A task that only one has is left out.
+- Only scores of the stable version that were made for this comparison refuse a version. Kept ones let it pass: if they
+  were lucky, they would refuse every equal version from then on.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from statistics import NormalDist
+from typing import Literal, NamedTuple, TypeAlias
 
+from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import VersionReward
-from stepwell.trainers.guard.guard_settings import ComparisonSettings
+from stepwell.trainers.guard.guard_settings import ComparisonSettings, GuardSettings
 
 STAKES = (0.3, 0.6, 0.95)
 """λ, as shares of the largest one that cannot lose everything."""
@@ -40,6 +47,8 @@ WAITING = 100
 REMEMBERED_SESSIONS = 3000
 LEAST_EVIDENCE = 0.05
 """The least evidence from which one can tell how long a test will take."""
+Scores: TypeAlias = Mapping[str, float]
+"""The mean reward of each task, by its name."""
 
 
 class Verdict(NamedTuple):
@@ -181,10 +190,8 @@ class SequentialTest:
         state = self.state
         count = min(len(state.canary_waiting), len(state.stable_waiting))
         largest = BLOCK * count
-        of_canary, of_stable = (
-            _means(state.canary_waiting[:largest], count),
-            _means(state.stable_waiting[:largest], count),
-        )
+        of_canary = _means(state.canary_waiting[:largest], count)
+        of_stable = _means(state.stable_waiting[:largest], count)
         for canary, stable in zip(of_canary, of_stable, strict=True):
             self._bet(canary - stable)
         state.canary_waiting = state.canary_waiting[largest:][-WAITING:]
@@ -228,3 +235,64 @@ def _minutes(seconds: float) -> str:
 
 def _shown(mean: float | None) -> str:
     return "unknown" if mean is None else f"{mean:.2f}"
+
+
+class PairedDifference(NamedTuple):
+    """How much higher the scores of one version are than those of the other, on the tasks that both have."""
+
+    mean: float
+    error: float
+    """The standard error of the mean."""
+    tasks: int
+
+    def is_worse(self, settings: GuardSettings) -> bool:
+        """Whether the scores are worse by more than the margin, and by more than an equal version is with a probability
+        of `alpha` (a paired t-test)."""
+        return self.mean < -max(settings.validation_margin, _quantile(settings.alpha, self.tasks) * self.error)
+
+
+def compare(scores: Scores, stable: Scores, version: int) -> PairedDifference:
+    """BadRequest if the version and the stable one, whose number is given, have fewer than two tasks in common."""
+    found = [scores[task] - stable[task] for task in scores.keys() & stable.keys()]
+    differences = [difference for difference in found if math.isfinite(difference)]
+    count = len(differences)
+    if count < 2:
+        raise BadRequest(
+            f"validation has {count} tasks with those of version {version} in common: validate each version on the "
+            "same tasks, or return None"
+        )
+    mean = math.fsum(differences) / count
+    variance = math.fsum((difference - mean) ** 2 for difference in differences) / (count - 1)
+    return PairedDifference(mean, math.sqrt(variance / count), count)
+
+
+def refusal(
+    scores: Scores,
+    stable: int,
+    kept: Scores | None,
+    validate_stable: Callable[[], Scores | None],
+    settings: GuardSettings,
+) -> PairedDifference | None:
+    """Why the version is refused; None if it passes. `kept` are earlier scores of the stable version."""
+    if kept is not None and not compare(scores, kept, stable).is_worse(settings):
+        return None
+    fresh = validate_stable()
+    found = None if fresh is None else compare(scores, fresh, stable)
+    return found if found is not None and found.is_worse(settings) else None
+
+
+def mean_of(scores: Scores) -> float:
+    return math.fsum(scores.values()) / len(scores)
+
+
+def checked(scores: object) -> Scores | None:
+    """The scores that a user's function has returned; without scores it has not validated."""
+    if scores is not None and not isinstance(scores, Mapping):
+        raise BadRequest(f"validate returns a score by task, {{name: score}}, or None, and not {scores!r:.50}")
+    return scores or None
+
+
+def _quantile(alpha: float, tasks: int) -> float:
+    """A quantile of Student's t distribution, by the first terms of its expansion in the degrees of freedom."""
+    normal = NormalDist().inv_cdf(1.0 - alpha)
+    return normal + (normal**3 + normal) / (4 * (tasks - 1))

@@ -1,19 +1,92 @@
 """The outcome of a live run, and its picture: from the users' turns, the guard's decisions and the pool's snapshots of
-all sessions."""
+all sessions.
+
+What the users saw, reply by reply, is in a file that their process writes and the trainer's process follows. Each line
+is one call of a session. A call that failed has its cause.
+"""
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from stepwell.demo.chart import picture
-from stepwell.demo.live.turns import WINDOW, UserTurn, acceptance, failures, recent_acceptance, running_acceptance
-from stepwell.pool.api.policy import PolicyAction, PolicyDecision
+from stepwell.demo.screen import DemoScreen, bar, picture, redrawn_chart
+from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision
 from stepwell.pool.api.watching import TrajectorySnapshot
 
+EVERY = 4
+"""Updates per line."""
+AGAINST = {"rollback": "rolled back", "refuse": "refused"}
+"""The guard\'s decisions against a version."""
+WINDOW = 200
+"""Judged replies in a running acceptance."""
 GOAL = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserTurn:
+    at: float
+    """Seconds since 1970."""
+    session: str
+    accepted: bool | None = None
+    """None: the user did not judge the reply, or there was none."""
+    thumb: bool = False
+    """The user pressed a thumb."""
+    failure: str = ""
+    """Why there was no reply."""
+
+
+def write_turn(file: TextIO, turn: UserTurn) -> None:
+    """The line is in the file at once."""
+    file.write(json.dumps(asdict(turn)) + "\n")
+    file.flush()
+
+
+class TurnReader:
+    """Reads a file that grows; `turns` has all that was read."""
+
+    def __init__(self, path: Path) -> None:
+        self.turns: list[UserTurn] = []
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> Sequence[UserTurn]:
+        """The new turns. A line that is not whole yet is left for the next time."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole = file.read().rpartition(b"\n")[0]
+        self._offset += len(whole) + 1 if whole else 0
+        new = [UserTurn(**json.loads(line)) for line in whole.splitlines()]
+        self.turns += new
+        return new
+
+
+def acceptance(turns: Iterable[UserTurn]) -> float | None:
+    """The share of judged replies that users accepted; None if none was judged."""
+    judged = [turn.accepted for turn in turns if turn.accepted is not None]
+    return sum(judged) / len(judged) if judged else None
+
+
+def recent_acceptance(turns: Sequence[UserTurn], window: int = WINDOW) -> float | None:
+    return acceptance([turn for turn in turns[-2 * window :] if turn.accepted is not None][-window:])
+
+
+def running_acceptance(turns: Sequence[UserTurn], window: int = WINDOW) -> list[tuple[float, float]]:
+    """For each judged reply after the first `window`: its time, and the acceptance of the `window` up to it."""
+    judged = [turn for turn in turns if turn.accepted is not None]
+    sums = list(accumulate((bool(turn.accepted) for turn in judged), initial=0))
+    return [(judged[end - 1].at, (sums[end] - sums[end - window]) / window) for end in range(window, len(judged) + 1)]
+
+
+def failures(turns: Iterable[UserTurn]) -> Counter[str]:
+    """Failed calls by cause."""
+    return Counter(turn.failure for turn in turns if turn.failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +233,44 @@ def _is_served_by(snapshot: TrajectorySnapshot, version: int, at: Mapping[Policy
     if oldest is None or newest is None or not oldest <= version <= newest:
         return False
     return version in (oldest, newest) or snapshot.started_at <= at.get("rollback", snapshot.started_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveStatus:
+    """One moment of a live run."""
+
+    update: int
+    updates: int
+    acceptance: float | None
+    """The share of the last replies that users accepted."""
+    version: int
+    """The version that all users get, except those of the canary."""
+    canary: Canary | None
+    decisions: Sequence[PolicyDecision] = ()
+    """The guard's decisions since the moment before."""
+
+    def text(self) -> str:
+        canary, seen = self.canary, f"acceptance {shown(self.acceptance)}"
+        tried = f", canary {canary.version} for {canary.share:.0%} of sessions" if canary is not None else ""
+        return f"update {self.update:3d} of {self.updates}  {seen}  version {self.version}{tried}"
+
+
+@contextmanager
+def showing_acceptance(
+    screen: DemoScreen, updates: int, *, is_plotting: bool
+) -> Iterator[Callable[[LiveStatus], None]]:
+    """Shows the acceptance by users with each update. A rollback or a refusal is always a line."""
+    shares: list[float] = []
+    with redrawn_chart(updates, is_plotting=is_plotting) as redraw:
+
+        def show(status: LiveStatus) -> None:
+            for decision in status.decisions:
+                if (what := AGAINST.get(decision.action)) is not None:
+                    screen.say(f"version {decision.version} was {what} by {decision.by}: {decision.reason}")
+            shares.append(status.acceptance or 0.0)
+            if redraw is not None:
+                redraw(shares, status.text())
+            elif status.update % EVERY == 0:
+                screen.say(f"{status.text()}  {bar(shares[-1], 20)}")
+
+        yield show
