@@ -24,7 +24,7 @@ from rig.ray_cluster import RayCluster
 from rig.trainers.process import DEFAULT, PROGRAMS, answer_of, start_command
 from rig.vllm_server import vllm_python
 from rig.watched_demo import demo_dashboard
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
+from stepwell.demo.agent_process import VALIDATION, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import HELD_OUT, TASKS, shown, split

@@ -21,7 +21,7 @@ from rig.ray_nodes import joined_node
 from rig.trainers.verl_run import ALIKE, RESOURCES, VerlRun, start_verl
 from rig.vllm_server import vllm_python
 from rig.waiting import wait_until
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
+from stepwell.demo.agent_process import GROUP, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import TASKS, shown, split

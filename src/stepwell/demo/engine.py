@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from stepwell.common.http import get_json
 from stepwell.common.listening import free_port
 from stepwell.common.processes import dying_with_this_process, end_group, exit_text, last_lines
 from stepwell.demo.model import CONTEXT
