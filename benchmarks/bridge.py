@@ -26,6 +26,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 from benchmarks.bridge_rig.harness_traffic import installed_harnesses, roll_out_harness, roll_out_harness_on_vllm
 from benchmarks.report import report
@@ -36,7 +37,6 @@ from rig.local_pool import LocalPool
 from rig.tiny_model import make_tiny_model
 from rig.vllm_server import start_vllm
 from rig.vocabulary import END_OF_TURN
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import Exactness, Step

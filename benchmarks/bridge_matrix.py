@@ -15,6 +15,8 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
+
 from benchmarks.bridge_rig.cases import CASES, NEVER_BRIDGED
 from benchmarks.bridge_rig.matrix_tables import BRIDGED, NOT_RENDERED, TEXT, WRONG, Cell, count, write_docs
 from benchmarks.bridge_rig.public_templates import NotRendered, PublicTemplate, public_templates
@@ -22,7 +24,6 @@ from benchmarks.bridge_rig.second_opinion import DISAGREES, second_opinions, sum
 from benchmarks.bridge_rig.talk import Judged, Talk
 from benchmarks.bridge_rig.tokenizing import TOKENIZERS, Tokens
 from benchmarks.report import report
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 
 SENTINELS = ("qvkzxwpfgdjbkqxz", "mzjxqpwvkgfdbzkqvm")

@@ -24,6 +24,7 @@ from pathlib import Path
 from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np
+from stepwell.pool.actors import start_pool
 
 from benchmarks.report import report
 from rig.waiting import until
@@ -34,7 +35,6 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import Batch
-from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.steps.step import IntArray, Step, logprobs_array, mask_array
 

@@ -26,6 +26,9 @@ from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, s
 import numpy as np
 import ray
 from playwright.sync_api import Browser, Page, expect
+from stepwell.dashboard.follower import ConversationTexts, keys_with_text
+from stepwell.pool.actors import start_pool
+from stepwell.pool.slices.producing import AddGroups
 
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, memory_bytes, serving
 from benchmarks.report import parse_no_options, report
@@ -34,15 +37,11 @@ from rig.made_up_rollouts import summary_of
 from rig.tiny_model import make_tiny_model
 from rig.vocabulary import encode
 from rig.waiting import wait_until
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.index import Search, TrajectoryIndex
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.watching import Changes
-from stepwell.pool.shard.actor import start_pool
-from stepwell.pool.slices.steps import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 

@@ -24,12 +24,12 @@ from rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's en
 
 import numpy as np
 import pyarrow.parquet as pq
+from stepwell.pool.actors import start_pool
 
 from benchmarks.report import report
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Exactness, Step, logprobs_array
 

@@ -30,16 +30,17 @@ from itertools import count
 
 from rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
+from stepwell.pool.actors import start_pool
+from stepwell.pool.slices.producing import ChannelIfOpen
+
 from benchmarks.gateway_rig.ours import pid_of_shard
 from benchmarks.gateway_rig.processes import exact_cpu_seconds
 from benchmarks.report import report
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import FLUSH_WAIT, Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.shared_question import NEWS_WAIT
-from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.client.shards import NEWS_WAIT
 from stepwell.pool.shard.gateway_roster import GAP, IDLE_PAUSE, SHOW_PAUSE
-from stepwell.pool.slices.trajectories import ChannelIfOpen
 
 GATEWAYS, SHARDS, MACHINES = 200, 100, 50
 AGENTS_PER_GATEWAY = 10_000 / 17

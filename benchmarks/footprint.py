@@ -28,6 +28,7 @@ from rig.ray_cluster import RayCluster, start_ray  # isort: skip # sets Ray's en
 import aiohttp
 import httpx
 import numpy as np
+from stepwell.pool.slices.producing import AddSteps, Register
 
 from benchmarks.report import report
 from rig.asked import asked
@@ -40,8 +41,6 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.link import RayLink
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array
 

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
+from stepwell.pool.slices.producing import AddSteps, Register
 
 from benchmarks.report import report
 from rig.asked import asked
@@ -25,8 +26,6 @@ from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.forgetting import Forget
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 
 MB = 10**6

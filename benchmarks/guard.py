@@ -18,13 +18,12 @@ from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+from stepwell.trainers.guard.statistics import Scores, SequentialTest, refusal
 
 from benchmarks.report import report
 from benchmarks.results import CHECKOUT, read_results
 from stepwell.pool.api.policy import VersionReward
-from stepwell.trainers.guard.canary_statistic import SequentialTest
 from stepwell.trainers.guard.guard_settings import GuardSettings
-from stepwell.trainers.guard.paired_scores import Scores, refusal
 
 PAGE = CHECKOUT / "docs" / "guard.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.guard --docs -->\n", "<!-- end -->\n"

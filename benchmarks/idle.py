@@ -18,14 +18,15 @@ from typing import Any
 
 from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
+from stepwell.pool.actors import start_pool
+
 from benchmarks.report import report
 from stepwell.errors import FetchTimeout
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import GatheringTransport
-from stepwell.pool.client.shared_question import NEWS_WAIT
-from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.client.link_messages import GatheringTransport
+from stepwell.pool.client.shards import NEWS_WAIT
 from stepwell.pool.shard.ray_transport import RayTransport
 
 POOL, OTHER = "data_pool", "data_pool-1"

@@ -25,7 +25,7 @@ from benchmarks.learning_rig.rig import SEED, TASK, Rig, Run, open_rig, settings
 from benchmarks.learning_rig.slow import train_slowly
 from benchmarks.report import report
 from stepwell.agents.dataset import Dataset
-from stepwell.demo.episodes import GROUP
+from stepwell.demo.agent_process import GROUP
 from stepwell.demo.tasks import TASKS, split
 from stepwell.trainers.weight_sync import WeightSync
 

@@ -25,7 +25,7 @@ from benchmarks.live_rig.policy import LocalPolicy, warmed_up_model, words_of
 from benchmarks.live_rig.traffic import LocalDataPool, Traffic
 from benchmarks.report import report
 from stepwell.errors import NothingLearned
-from stepwell.steps.baselines import BaselineKind
+from stepwell.steps.advantages import BaselineKind
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 

@@ -26,6 +26,8 @@ from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, s
 
 import numpy as np
 import ray
+from stepwell.pool.actors import MAX_CONCURRENT_CALLS, ShardActor
+from stepwell.pool.slices.producing import AddSteps
 
 from benchmarks.pool_operations import measure_operations
 from benchmarks.pool_rules import measure_depths
@@ -33,8 +35,6 @@ from benchmarks.report import parse_no_options, report
 from rig.postgres import has_postgres, postgres_server
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
-from stepwell.pool.shard.actor import MAX_CONCURRENT_CALLS, ShardActor
-from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step, logprobs_array
 

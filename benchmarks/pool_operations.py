@@ -23,14 +23,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.actors import start_pool
+
 from benchmarks.gateway_rig.processes import cpu_seconds
 from rig.actors import pid_of
-from stepwell.pool.api.calls import CallBegun
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.producing import CallBegun, Registration
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink, SharedLink
-from stepwell.pool.shard.actor import start_pool
 
 WORKERS = 4
 RATES = (50, 500, 2_000)

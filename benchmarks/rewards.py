@@ -28,6 +28,7 @@ from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, s
 
 import numpy as np
 import ray
+from stepwell.pool.actors import start_pool
 
 from benchmarks.gateway_rig.ours import POOL, our_gateway
 from benchmarks.gateway_rig.processes import LoadProcess, module, serving
@@ -36,7 +37,6 @@ from benchmarks.report import report
 from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.loading import load
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.sample import Sample, sample_of

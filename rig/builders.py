@@ -6,6 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from stepwell.steps.trainable import StepFilter
+
 from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Settlement
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
@@ -17,7 +19,6 @@ from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.slice import Slice
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
-from stepwell.steps.step_filter import StepFilter
 
 EVERYTHING = StepFilter(Exactness.RETOKENIZED, untrainable=True)
 """The filter of a consumer that takes all there is."""

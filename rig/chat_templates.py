@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge
+
 from stepwell.steps.step import IntArray, ids_array
 
 Message = Mapping[str, Any]

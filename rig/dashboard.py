@@ -29,12 +29,10 @@ from stepwell.common.listening import served_hosts
 from stepwell.dashboard.app import create_dashboard
 from stepwell.dashboard.gateway_monitor import INTERVAL, GatewayMonitor
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.leasing import LATER, BatchPreview, BatchRequest, PreviewItem
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, RewardTally
-from stepwell.pool.api.preview import LATER, BatchPreview, PreviewItem
-from stepwell.pool.api.series import ChannelSeries, TimeSeries
-from stepwell.pool.api.stats import ChannelStats, PoolStats, ScoringStats, StepCount
+from stepwell.pool.api.stats import ChannelSeries, ChannelStats, PoolStats, ScoringStats, StepCount, TimeSeries
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot, TrajectoryState
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import InProcessTransport

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+from stepwell.pool.shard.journal_store import JournalIdentity
+from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward, PlaceSession
 
 from rig.asked import asked
 from rig.builders import make_step
@@ -25,15 +27,11 @@ from stepwell.pool.api.producing import RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_backends import journal_backend
-from stepwell.pool.shard.journal_header import JournalIdentity
+from stepwell.pool.shard.placement import journal_backend
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.curation import Curate, Curation, CurationAction
 from stepwell.pool.slices.forgetting import Forget, ForgetOverdue
 from stepwell.pool.slices.forgetting_work import Forgetting
-from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Complete
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Json, Step
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from stepwell.gateway.asgi import MountedApp
 
 from rig.waiting import answers, until, wait_until
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.key_file import KeyFile
-from stepwell.commands.shared import IDLE_CONNECTION_TIMEOUT
+from stepwell.commands.sections import IDLE_CONNECTION_TIMEOUT
 from stepwell.common.bounded_http import BoundedHttp
 from stepwell.common.listening import served_hosts
 from stepwell.common.tokenizers import BackgroundTokenizer
@@ -28,7 +29,6 @@ from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import GatewayApp, GatewayLimits
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.gateway.routes.asgi import MountedApp
 from stepwell.pool.api.scoring import RewardScorer
 from stepwell.pool.client import PoolClient
 

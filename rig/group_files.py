@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-
-from stepwell.envs.output.group_files import PER_SEQUENCE
+from stepwell.envs.group_files import PER_SEQUENCE
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from stepwell.pool.slices.producing import AddGroups, AddSteps
+
 from rig.builders import EasyPool
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchRequest
@@ -17,7 +19,6 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import InProcessTransport
 from stepwell.pool.client.shards import PART_TIMEOUT
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddGroups, AddSteps
 from stepwell.steps.step import Exactness, Step
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 
+from stepwell.pool.slices.producing import TakeRequests
+
 from rig.asked import asked
-from stepwell.pool.api.news import UNSEEN, flush_topic
+from stepwell.pool.api.transport import UNSEEN, flush_topic
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.calls import TakeRequests
 
 
 async def requested(shard: ShardService, gateway: str, *, has_told: bool = True) -> list[str]:

@@ -21,9 +21,8 @@ from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.rollout import Rollout
 from stepwell.agents.rollouter import AsyncRollouter
-from stepwell.demo.model import warm_up, write_model
+from stepwell.demo.model import CONTEXT, END_OF_TEXT, END_OF_TURN, PADDED_SIZE, ScriptTurn, warm_up, write_model
 from stepwell.demo.tasks import LETTERS
-from stepwell.demo.vocabulary import CONTEXT, END_OF_TEXT, END_OF_TURN, PADDED_SIZE, ScriptTurn
 from stepwell.trainers.weight_sync import probe_logprobs
 
 GROUP = 8

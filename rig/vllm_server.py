@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rig.tiny_model import make_tiny_model
 from stepwell.demo import engine
-from stepwell.engines.vllm_command import ADDITIONS, base_flags
+from stepwell.engines.vllm_control import ADDITIONS, base_flags
 
 MODEL_NAME = "tiny"
 FIRST_ANSWER = 300.0

@@ -16,8 +16,7 @@ from pathlib import Path
 from rig.vllm_server import vllm_python
 from rig.waiting import answers, wait_until
 from stepwell.demo.agent_process import AgentProcess
-from stepwell.demo.pool import NAMESPACE
-from stepwell.demo.run import POOL, Demo
+from stepwell.demo.run import NAMESPACE, POOL, Demo
 from stepwell.demo.screen import DemoScreen
 from stepwell.trainers.trainer import AsyncTrainer
 

@@ -5,14 +5,15 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
+from stepwell.gateway.asgi import access_table
+
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.route_table import Route
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import access_table
-from stepwell.gateway.routes.openapi import openapi_document
+from stepwell.gateway.routes.operator_routes import openapi_document
 from stepwell.pool.client import PoolClient
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, cast
 
-from stepwell.atropos.metrics import AtroposMetrics
+from stepwell.gateway.metrics import GatewayMetrics
+
+from stepwell.atropos.registry import AtroposMetrics
 from stepwell.dashboard.metrics import families
-from stepwell.gateway.http.metrics import GatewayMetrics
 from stepwell.gateway.routes.operator_routes import register_pool_readings, register_readings
 
 HEAD = """# Metrics

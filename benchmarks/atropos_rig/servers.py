@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from stepwell.pool.actors import start_pool
 
 from benchmarks.atropos_rig.clients import JSON, Client
 from benchmarks.atropos_rig.processes import cpu_ms, memory_bytes
 from benchmarks.gateway_rig.processes import Server, serving
 from rig.atropos import atropos_python
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.shard.actor import start_pool
 
 POOL = "data_pool"
 BATCH_SIZE = 64

@@ -3,14 +3,14 @@
 import sys
 from typing import Any
 
+from stepwell.gateway.requests import CallQuota
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from stepwell import cli
 from stepwell.access import access_keys
 from stepwell.common import bounded_http
-from stepwell.gateway.dialects import openai_request
-from stepwell.gateway.http import request_body
-from stepwell.gateway.http.quotas import CallQuota
+from stepwell.gateway import requests as request_body
+from stepwell.gateway.dialects import openai as openai_request
 
 
 def no_quota(_: object) -> CallQuota:

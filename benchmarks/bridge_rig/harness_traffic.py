@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 from benchmarks.environments import installed_python
 from benchmarks.exactness_rig.observed_vllm import ScriptingProxy, serve_proxy
@@ -26,7 +27,6 @@ from rig.vocabulary import END_OF_TURN, encode
 from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.cli_agents import HARNESSES
 from stepwell.agents.rollout import RolloutStatus
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.step import Step
 
 TIMEOUT = 600.0

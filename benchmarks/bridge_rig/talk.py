@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import orjson
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 
 from benchmarks.bridge_rig.public_templates import NotRendered, PublicTemplate
 from benchmarks.bridge_rig.second_opinion import BridgedCall
@@ -21,7 +22,6 @@ from benchmarks.bridge_rig.tokenizing import Tokens
 from rig.local_pool import LocalPool
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge, PromptPlan
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.gateway.bridge.template_probes import TemplateProbes
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import aiohttp
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 from benchmarks.bridge_rig.public_templates import NotRendered
 from benchmarks.bridge_rig.talk import Message
@@ -17,7 +18,6 @@ from benchmarks.exactness_rig.scripts import SYSTEM, Turn
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from stepwell.gateway.app import GatewayLimits
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.step import Step
 
 LONGEST = 100_000

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
+
 from benchmarks.bridge_rig.public_templates import PublicTemplate, fetched, public_templates
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
 
 
 @dataclass(frozen=True)

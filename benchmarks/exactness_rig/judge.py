@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import orjson
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 
 from benchmarks.bridge_rig.talk import Message
 from benchmarks.exactness_rig.clients import Heard
 from benchmarks.exactness_rig.conversations import Conversation, Exchange
 from benchmarks.exactness_rig.exactness_tables import EXACT
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
 from stepwell.steps.step import BRIDGED, RENDERED, Exactness, Step

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from stepwell.pool.actors import start_pool
 
 from benchmarks.gateway_rig import canned
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, serving
@@ -23,7 +24,6 @@ from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 NAME = "stepwell"
 POOL = "data_pool"

@@ -6,9 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from stepwell.common.imports import require
+
 from benchmarks.growth_rig.curve import Curve, Figures, Shape
 from benchmarks.growth_rig.tables import shown
-from stepwell.common.optional import require
 
 TITLE = "How cost grows"
 DESCRIPTION = (

@@ -20,6 +20,9 @@ from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from stepwell.pool.shard.journal_store import JournalIdentity
+from stepwell.pool.slices.producing import AddGroups
+
 from benchmarks.gateway_rig.processes import memory_bytes
 from benchmarks.growth_rig.curve import Curve, Shape
 from benchmarks.pool_rules import GROUP, STEPS, make_step
@@ -28,10 +31,8 @@ from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_backends import journal_backend
-from stepwell.pool.shard.journal_header import JournalIdentity
+from stepwell.pool.shard.placement import journal_backend
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
-from stepwell.pool.slices.steps import AddGroups
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import Step
 

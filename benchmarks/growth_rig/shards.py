@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
 
+from stepwell.pool.actors import start_pool
+
 from benchmarks.gateway_rig.ours import pid_of_shard
 from benchmarks.gateway_rig.processes import exact_cpu_seconds, memory_bytes
 from benchmarks.growth_rig.curve import Curve, Shape
@@ -20,7 +22,6 @@ from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
 
 AXIS = "shards"

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from stepwell.pool.actors import start_pool
+
 from benchmarks.gateway_rig.ours import pid_of_shard
 from benchmarks.gateway_rig.processes import exact_cpu_seconds, memory_bytes
 from benchmarks.growth_rig.curve import Curve, Shape
@@ -21,7 +23,6 @@ from benchmarks.growth_rig.rollouts import group_of
 from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 CONSUMERS, PRODUCERS = "waiting_consumers", "waiting_producers"
 SIZES, QUICK_SIZES = (1, 16, 256), (1, 16)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from openai import AsyncOpenAI, DefaultAioHttpClient
 
 from stepwell.agents.dataset import Dataset, Prompt
-from stepwell.demo.agent_process import CALL_TIMEOUT
-from stepwell.demo.episodes import GROUP
+from stepwell.demo.agent_process import CALL_TIMEOUT, GROUP
 from stepwell.demo.tasks import Task
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import pack

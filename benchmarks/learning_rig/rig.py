@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
+from stepwell.demo.agent_process import GROUP, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import find_vllm, start_engine
-from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
-from stepwell.demo.pool import NAMESPACE, demo_limits, demo_ray, pool_with
-from stepwell.demo.run import RATE
+from stepwell.demo.run import NAMESPACE, RATE, demo_limits, demo_ray, pool_with
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
@@ -54,7 +52,7 @@ class Rig:
         *,
         ahead: int,
         concurrency: int = 64,
-        module: str = "stepwell.demo.episodes",
+        module: str = "stepwell.demo.agent_process",
     ) -> Iterator[Run]:
         """Agents that may be `ahead` batches ahead of the trainer, and start from a copy of the warmed-up model."""
         pool = pool_with(name, demo_limits(batch=settings.groups * GROUP, ahead=ahead))

@@ -10,8 +10,7 @@ import time
 
 from benchmarks.learning_rig.rig import Rig, settings
 from stepwell import logs
-from stepwell.demo.agent_process import Orders
-from stepwell.demo.episodes import GROUP, Episodes, serve
+from stepwell.demo.agent_process import GROUP, Episodes, Orders, serve
 from stepwell.demo.tasks import ToolCalling
 
 FASTEST, SLOWEST = 0.1, 1.0

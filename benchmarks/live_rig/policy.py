@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stepwell.demo.model import STEPS, make_model, warm_up
+from stepwell.demo.model import END_OF_TURN, STEPS, ScriptTurn, make_model, make_tokenizer, warm_up
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.demo.vocabulary import END_OF_TURN, ScriptTurn, make_tokenizer
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM

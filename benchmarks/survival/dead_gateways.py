@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from stepwell.steps.trainable import INCOMPLETE
+
 from benchmarks.survival.cluster import SurvivalCluster, survival_cluster
 from benchmarks.survival.live_kills import until
 from benchmarks.survival.retrying_agents import RetryingAgents, answer_uniquely
@@ -20,7 +22,6 @@ from benchmarks.survival.text_trainer import all_trained, text_trainer
 from rig.texts import texts_of
 from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
 from stepwell.steps.columns import unpack
-from stepwell.steps.step_filter import INCOMPLETE
 
 GATEWAYS, SHARDS = 4, 2
 FEWEST = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.pool.api.policy import PolicyDecision
-from stepwell.trainers.guard.version_store import STATE_FILE
+from stepwell.trainers.guard.policy_record import STATE_FILE
 
 LOOK_INTERVAL = 0.05
 

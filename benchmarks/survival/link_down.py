@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
+from stepwell.pool.shard.journal_store import JournalIdentity
+
 from benchmarks.survival.auditor import NOTHING_LOST, Auditor
 from benchmarks.survival.cluster import POOL, SurvivalCluster, logs_of_failure, survival_cluster
 from benchmarks.survival.load import AgentLoad
@@ -19,7 +21,6 @@ from rig.network_namespace import NetworkNamespace, network_namespace
 from rig.ray_node_process import ray_node_process
 from rig.ray_nodes import ray_nodes
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.journal_header import JournalIdentity
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 
 SHARDS, GATEWAYS = 4, 2

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from stepwell.common.files import replacing_file
 
 from benchmarks.survival.live_users import name_of_call
-from stepwell.common.atomic_files import replacing_file
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.client import DataPool, connect
 from stepwell.pool.client.batch import Batch
 from stepwell.trainers.feed import TrainedLedger
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
-from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.weight_sync import WeightSync
+from stepwell.trainers.weight_sync import VersionedPool, WeightSync
 
 STEPS = 8
 """In a batch."""

@@ -14,8 +14,7 @@ from benchmarks.survival.row import RowOutcome
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.shard.sqlite_scrub import ROOM
+from stepwell.pool.shard.sqlite_journal import ROOM, SqliteJournal
 from stepwell.pool.slices.forgetting import Forget
 from stepwell.pool.slices.forgetting_work import Forgetting
 

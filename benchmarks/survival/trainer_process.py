@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepwell.common.atomic_files import replacing_file
+from stepwell.common.files import replacing_file
+
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.client import DataPool, connect
 from stepwell.trainers.feed import TrainedLedger

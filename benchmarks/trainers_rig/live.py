@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.learning_rig.rig import Rig, settings
-from stepwell.demo.episodes import GROUP
+from stepwell.demo.agent_process import GROUP
 
 GROUPS = 16
 STANDING = 1e-6

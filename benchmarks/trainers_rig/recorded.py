@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
+from stepwell.trainers.trl_groups import row_samples
 
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
@@ -19,7 +20,6 @@ from stepwell.steps.columns import pack
 from stepwell.steps.returns import GivenReward
 from stepwell.steps.step import BoolArray, FloatArray, IntArray, Step
 from stepwell.trainers.rows import choose_rows
-from stepwell.trainers.trl_samples import row_samples
 
 TOGETHER = 16
 """Groups in a message to the pool."""

@@ -9,8 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from stepwell import logs
-from stepwell.demo.agent_process import Orders
-from stepwell.demo.episodes import serve
+from stepwell.demo.agent_process import Orders, serve
 from stepwell.demo.tasks import Sample, ToolCalling
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from rig.threads import in_thread
 from rig.tiny_model import make_tiny_model
 from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
 from stepwell.demo.model import write_model
-from stepwell.demo.pool import NAMESPACE, demo_ray, pool_with
+from stepwell.demo.run import NAMESPACE, demo_ray, pool_with
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.client import DataPool, PoolClient
 

@@ -25,7 +25,7 @@ TIMEOUT, END_TIMEOUT = 1200.0, 60.0
 TOKENS = 256
 """More than a prompt or a response has."""
 MODES = "benchmarks.trainers_rig.programs.verl_modes"
-MODULES = f"stepwell_verl_cpu,stepwell.trainers.verl.plugin,{MODES}"
+MODULES = f"stepwell_verl_cpu,stepwell.trainers.verl.trainer_mode,{MODES}"
 VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from stepwell.trainers.trl_groups import PolicyVersions
 
 from benchmarks.truth_rig.policy import TreePolicy
 from stepwell.pool.api.leasing import HasLeases
@@ -18,13 +19,11 @@ from stepwell.pool.client import DataPool
 from stepwell.pool.client.batch import Batch
 from stepwell.steps.advantages import AdvantageKind
 from stepwell.steps.credit import CreditKind
-from stepwell.trainers.learner import Learner
+from stepwell.trainers.learner import Learner, OldPolicies
 from stepwell.trainers.loader import pool_loader
-from stepwell.trainers.old_logprobs import OldPolicies
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trl import samples_of
-from stepwell.trainers.trl_samples import PolicyVersions
 from stepwell.trainers.verl import verl_rows
 
 CLIP = 0.2

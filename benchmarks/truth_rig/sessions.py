@@ -19,8 +19,8 @@ from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.rules.pool import Pool
+from stepwell.steps.advantages import MEMORY, NO_PAST, RunningStatistics
 from stepwell.steps.columns import pack
-from stepwell.steps.running_statistics import MEMORY, NO_PAST, RunningStatistics
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 from stepwell.trainers.algorithms import AlgorithmKind
 from stepwell.trainers.learner import Learner

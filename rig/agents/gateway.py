@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.actors import start_pool
+
 from rig.agents.engine import CONTEXT, TaskEngine
 from rig.chatml import render_chat
 from rig.gateways import gateway_process
@@ -13,7 +15,6 @@ from rig.ray_cluster import RayCluster
 from rig.vocabulary import encode, pieces
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
 
 CONTROL_KEY = "the-key-of-whoever-runs-the-agents"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+from stepwell.engines.capabilities import PROBE_USER
 
 from rig.fake_engine.admin import BODY, add_admin_routes, add_plain_routes, answering, json_response
 from rig.fake_engine.asking import Ask, Json, RefusedError, fit
@@ -22,7 +23,6 @@ from rig.fake_engine.generation import Generation, Shape
 from rig.fake_engine.plain import as_plain, refuse_unknown_fields
 from rig.fake_engine.sampling import sample
 from rig.fake_engine.writing import awkward_pieces, encode_payload, event
-from stepwell.engines.logprobs_mode import PROBE_USER
 
 if TYPE_CHECKING:
     from rig.fake_engine.engine import FakeEngine

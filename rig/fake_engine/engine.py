@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from aiohttp import web
+from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
 
 from rig.chatml import render_chat
 from rig.fake_engine.app import create_app
@@ -18,7 +19,6 @@ from rig.fake_engine.faults import Faults, FaultSwitch
 from rig.fake_engine.generation import Generation
 from rig.fake_engine.sampling import Reply
 from rig.vocabulary import encode
-from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
 
 REMEMBERED, REMEMBERED_GENERATIONS = 1000, 100
 

@@ -9,6 +9,8 @@ import time
 from itertools import count
 from pathlib import Path
 
+from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward, Register
+
 from rig.asked import asked, trained
 from rig.builders import make_step
 from stepwell.pool.api.plan import PoolPlan
@@ -16,8 +18,6 @@ from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 
 GROUPS_PER_FILE = 5

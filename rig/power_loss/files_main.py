@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 import fsspec
-
-from stepwell.common.atomic_files import rename_folder, replacing_file, writing_under_temporary_name
+from stepwell.common.files import rename_folder, replacing_file, writing_under_temporary_name
 
 CONTENT = b"content"
 

@@ -4,13 +4,14 @@ import asyncio
 import sys
 from pathlib import Path
 
+from stepwell.pool.slices.producing import AddSteps
+
 from rig.asked import asked
 from rig.builders import make_step
 from stepwell.pool.api.plan import JournalSync, PoolPlan
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack
 
 IN_FLIGHT = 4

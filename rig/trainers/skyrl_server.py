@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rig.trainers.process import trainer_python
-from stepwell.common.processes import dying_with_this_process, end_group, free_port, kill_group, last_lines
+from stepwell.common.listening import free_port
+from stepwell.common.processes import dying_with_this_process, end_group, kill_group, last_lines
 
 START_TIMEOUT = 600.0
 STOP_TIMEOUT = 15.0

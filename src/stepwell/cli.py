@@ -8,7 +8,7 @@ from importlib.metadata import version
 from stepwell import logs
 from stepwell.commands import COMMANDS, function_of, settings_of
 from stepwell.common.command_line import fail, failing, tell
-from stepwell.common.private_files import keep_files_private
+from stepwell.common.files import keep_files_private
 from stepwell.errors import RayUnreachable
 
 EXAMPLES = (

@@ -1,7 +1,7 @@
 """Failures, named by the boundary they cross.
 
 A message says what happened and what to do. The gateway turns each class into an HTTP response in one place
-(gateway/http/error_responses.py).
+(gateway/error_responses.py).
 """
 
 import json

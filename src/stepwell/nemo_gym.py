@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 from stepwell.errors import BadRequest, Conflict
 from stepwell.pool.api.producing import TRAIN, EndResult, RecordedTurn, Registration, SubmitVerdict, TrajectoryRef
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.cluster_address import AUTO
-from stepwell.pool.client.ray_cluster import join_ray
+from stepwell.pool.client.ray_cluster import AUTO, join_ray
 from stepwell.steps.columns import unpack
-from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import JsonObject, Step, ids_array, logprobs_array
+from stepwell.steps.trainable import step_fault
 
 if TYPE_CHECKING:
     from nemo_gym.token_id_capture.protocols import LineageResolution, TokenCaptureSnapshot

@@ -2,13 +2,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.gateways import GatewayProcess, gateway_process
 from rig.ray_cluster import RayCluster
 from rig.vllm_server import VllmServer, start_vllm
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.e2e.episodes import Episode, open_episode
 from tests.e2e.weights import NEW_LETTER, Weights, make_plain_model
 

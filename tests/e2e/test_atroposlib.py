@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.atropos import GROUPS, QUEUE_LIMIT, Consumed, atropos_server, consume
 from rig.atropos.server import atropos_process
 from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.actor import start_pool
 
 FIELDS = {
     *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "generation_params"),

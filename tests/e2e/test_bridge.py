@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
 from rig.vllm_server import VllmServer
 from rig.vocabulary import END_OF_TURN
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import MergedRows, merge_rows
 from stepwell.steps.step import Step

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 from openai.types.chat import ChatCompletionChunk
+from stepwell.gateway.dialects.openai import ChatDialect
 
 from rig.calls import post
 from rig.vllm_server import VllmServer
 from rig.vocabulary import END_OF_TURN, encode
 from stepwell.engines.vllm import DERENDER, VllmEngine
-from stepwell.gateway.continuation import rest_chunk
-from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesStream
+from stepwell.gateway.engine_answers import rest_chunk
 from stepwell.steps.step import ids_array, logprobs_array
 from stepwell.wire.openai import Sampled
 from tests.e2e.episodes import heard_streamed

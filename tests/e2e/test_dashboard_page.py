@@ -16,9 +16,8 @@ from rig.made_up_rollouts import DANGER, RigTokenizer, key_of
 from rig.oidc_provider import CLIENT_ID, CLIENT_SECRET, serve_provider
 from rig.page_checks import faint_texts, unnamed_controls
 from stepwell.access.access_keys import AccessKeys
-from stepwell.dashboard.login.oidc import OidcClient, OidcLogin
-from stepwell.dashboard.login.people import ListedPeople
-from stepwell.pool.api.series import TimeSeries
+from stepwell.dashboard.login import ListedPeople, OidcClient, OidcLogin
+from stepwell.pool.api.stats import TimeSeries
 from stepwell.pool.api.watching import TrajectoryState
 
 KEY = "a-control-key-of-tests"

@@ -5,16 +5,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 from rig.engine_proxy import CONTROL, RENDERERS, EngineProxy
 from rig.threads import in_thread
 from rig.vllm_server import VllmServer
 from stepwell.commands.processes import missing_lines
 from stepwell.doctor.examination import examine
-from stepwell.doctor.findings import Grade
-from stepwell.doctor.report_text import plain
-from stepwell.engines.vllm_command import base_flags
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
+from stepwell.doctor.findings import Grade, plain
+from stepwell.engines.vllm_control import base_flags
 from tests.e2e.test_bridge import TURNS, roll_out, rows_of
 from tests.integration.doctor.test_faults import found
 from tests.integration.engines.test_missing import LACKING

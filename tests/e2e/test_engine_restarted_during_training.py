@@ -19,6 +19,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from openai import OpenAI, OpenAIError
+from stepwell.pool.actors import start_pool
 from transformers import AutoModelForCausalLM
 
 import stepwell
@@ -28,11 +29,10 @@ from rig.vllm_server import ENVIRONMENT, FLAGS, vllm_python
 from rig.waiting import wait_until
 from stepwell.demo.engine import StartingEngine, start_engine
 from stepwell.errors import StepwellError
-from stepwell.gateway.recording.version_confirmer import BRACKET
+from stepwell.gateway.recording.step_book import BRACKET
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.client.batch import Batch
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.atropos.server import TRAINER, atropos_process
 from rig.gateways import gateway_process
@@ -21,7 +22,6 @@ from rig.vllm_server import MODEL_NAME, VllmServer
 from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 ROOT = Path(__file__).parents[2]
 MAX_STALENESS = 4

@@ -16,7 +16,7 @@ from rig.fake_engine import FakeEngine, Reply
 from rig.foreign import HARBOR_TASK, PROGRAMS, foreign_env
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
-from stepwell.agents.foreign.tasks_process import CHILD
+from stepwell.agents.foreign import CHILD
 from stepwell.agents.rollout import RolloutCounts
 from stepwell.commands.envs_run import EnvsRunSettings, make_rollouts
 

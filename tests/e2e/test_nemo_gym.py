@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.docs_pages import DOCS, blocks
 from rig.foreign.gym_package import importable_gym
@@ -20,7 +21,6 @@ from stepwell.nemo_gym import RECORD, PoolLineage, PoolTokenSink, PoolTokenSourc
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Exactness
 
 CHECKS = [

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.calls import get
 from rig.ray_cluster import RayCluster
@@ -15,7 +16,6 @@ from rig.vllm_server import VllmServer
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.unit.trainers.models import one_turn
 
 PAGE = Path(__file__).parents[2] / "docs" / "bring-your-own-trainer.md"

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.gateways import gateway_process
 from rig.ray_cluster import RayCluster
@@ -20,7 +21,6 @@ from rig.vllm_server import VllmServer, start_vllm
 from rig.waiting import until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.feed import read_state
 from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
 

@@ -11,6 +11,7 @@ import secrets
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.ray_cluster import RayCluster
 from rig.trainers.groups_ahead import NEVER, GroupsAhead
@@ -22,7 +23,6 @@ from rig.waiting import until
 from stepwell.demo.model import write_model
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.feed import read_state
 from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
 from tests.e2e.test_tinker_service import CHANNEL, ROLLOUTS, SETTINGS, WITHIN, add_group

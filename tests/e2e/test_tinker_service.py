@@ -8,6 +8,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.actors import start_pool
+
 from rig.ray_cluster import RayCluster
 from rig.trainers.process import DEFAULT
 from rig.trainers.skyrl_server import start_skyrl
@@ -18,7 +20,6 @@ from stepwell.demo.model import write_model
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.trainers.feed import read_state
 from stepwell.trainers.tinker.tinker_loop import FILE, TinkerRecord
 from tests.unit.trainers.models import one_turn

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.calls import get
 from rig.ray_cluster import RayCluster
@@ -18,7 +19,6 @@ from rig.vllm_server import VllmServer
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.unit.trainers.models import one_turn
 
 POOL = "training_in_verl"

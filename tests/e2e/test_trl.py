@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from playwright.sync_api import Page, expect
+from stepwell.pool.actors import start_pool
 from transformers import AutoModelForCausalLM
 
 from rig.browser import open_browser, open_page
@@ -24,14 +25,12 @@ from rig.ray_cluster import RayCluster
 from rig.trainers.process import DEFAULT, PROGRAMS, answer_of, start_command
 from rig.vllm_server import vllm_python
 from rig.watched_demo import demo_dashboard
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
+from stepwell.demo.agent_process import VALIDATION, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
-from stepwell.demo.episodes import VALIDATION
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import HELD_OUT, TASKS, shown, split
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.steps.step import Step
 from stepwell.trainers.weight_sync import probe_logprobs
 

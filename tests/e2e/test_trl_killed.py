@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from stepwell.pool.actors import start_pool
 
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
@@ -18,7 +19,6 @@ from rig.trainers.process import answer_of, start_program
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 ROLLOUTS, DIGIT = 2, 16
 SAMPLES = 3

@@ -8,6 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.actors import start_pool
+
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
 from rig.tiny_model import make_tiny_model
@@ -15,7 +17,6 @@ from rig.trainers.process import answer_of, start_program
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 GROUPS, ROLLOUTS, TRAINED = 24, 2, 24
 ROUNDING = 1e-6

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.ray_cluster import RayCluster
 from rig.trainers.process import answer_of, start_program
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.unit.trainers.models import one_turn
 
 REWARDS = {"p": (1.0, 0.0, 0.0, 1.0), "q": (1.0, 1.0, 1.0, 1.0), "r": (0.0, 0.25, 0.5, 0.0)}

@@ -11,6 +11,7 @@ import secrets
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.ray_cluster import RayCluster
 from rig.ray_nodes import joined_node
@@ -22,7 +23,6 @@ from rig.waiting import until
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.e2e.test_verl_trainer import START_TIMEOUT, STEP_TIMEOUT, has_queue
 from tests.unit.trainers.models import one_turn
 

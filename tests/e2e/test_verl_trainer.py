@@ -15,20 +15,19 @@ from typing import Any
 import pytest
 import torch
 from ray.util import list_named_actors
+from stepwell.pool.actors import start_pool
 
 from rig.ray_cluster import RayCluster
 from rig.ray_nodes import joined_node
 from rig.trainers.verl_run import ALIKE, RESOURCES, VerlRun, start_verl
 from rig.vllm_server import vllm_python
 from rig.waiting import wait_until
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
+from stepwell.demo.agent_process import GROUP, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import start_engine
-from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 TASK = "tool"
 SEED = 0

@@ -18,11 +18,10 @@ from rig.gateways import GatewayProcess
 from rig.vllm_server import VllmServer
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import SyncFailed
-from stepwell.gateway.recording.version_confirmer import BRACKET
+from stepwell.gateway.recording.step_book import BRACKET
 from stepwell.pool.client import DataPool
 from stepwell.steps.step import Step, VersionSpan
-from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.weight_stream import WeightStream
+from stepwell.trainers.transfers import CheckpointTransfer, WeightStream
 from stepwell.trainers.weight_sync import WeightSync, probe_logprobs
 from tests.e2e.episodes import open_episode
 from tests.e2e.weights import Weights as EngineWeights

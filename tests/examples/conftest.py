@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwell.gateway.dialects.request_rules import SamplingPolicy
 
 from rig.agents import TaskEngine
 from rig.agents.engine import CONTEXT
@@ -17,7 +18,6 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.shells import Shell, fresh_shell
 from rig.threads import in_thread
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.pool.client.batch import Batch
 from tests.examples.folders import EXAMPLES
 

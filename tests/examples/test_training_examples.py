@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig import ray_cluster as ray_settings
 from rig.fake_engine import FakeEngine
@@ -27,7 +28,6 @@ from stepwell.atropos.app import create_atropos
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.examples.folders import EXAMPLES, shell_block
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import ScriptedEngine, serve

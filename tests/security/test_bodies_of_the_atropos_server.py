@@ -10,12 +10,12 @@ import orjson
 import pyarrow as pa
 import pytest
 import zstandard
+from stepwell.common.user_input import MOST_CONTAINERS
 
 from rig.atropos.server import serve_atropos
 from rig.local_pool import LocalPool
 from stepwell.atropos import http
 from stepwell.atropos.http import FIRST_PIECE, MOST_MEMBERS, SMALL_BODY, Unreadable, decompress
-from stepwell.common.json_containers import MOST_CONTAINERS
 from stepwell.errors import BadRequest, TooLarge
 from stepwell.wire.scored_groups import groups_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow

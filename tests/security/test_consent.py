@@ -5,18 +5,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.slices.producing import AddSteps, Complete, GiveReward, Register
+
 from rig import forgetting as rig
 from rig.asked import asked
 from rig.builders import EasyPool, make_step
-from stepwell.pool.api.consent import CONSENT, RETENTION
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.sessions import CONSENT, RETENTION
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Complete, Register
+from stepwell.steps.arrow import ParquetReader
 from stepwell.steps.columns import pack
-from stepwell.steps.parquet import ParquetReader
 from stepwell.wire.gateway_api import InitTrajectory
 
 

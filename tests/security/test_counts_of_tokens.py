@@ -5,13 +5,13 @@ from typing import Any
 
 import orjson
 import pytest
+from stepwell.gateway.dialects.request_rules import RequestRules
+from stepwell.gateway.requests import CallQuota
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
-from stepwell.gateway.dialects.request_fields import RequestRules
-from stepwell.gateway.http.quotas import CallQuota
 
 MESSAGES, RESPONSES = "messages/count_tokens", "responses/input_tokens"
 ELSEWHERE = ("http://169.254.169.254/latest/meta-data/", "file:///etc/passwd", "https://10.0.0.1/x.png")

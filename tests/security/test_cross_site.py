@@ -14,10 +14,8 @@ from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
-from stepwell.atropos.app import create_atropos
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registries
-from stepwell.atropos.routes import AtroposRoutes
+from stepwell.atropos.app import AtroposRoutes, create_atropos
+from stepwell.atropos.registry import AtroposMetrics, Registries
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stepwell.common.files import open_wal, replacing_file
 
-from stepwell.common.atomic_files import replacing_file
-from stepwell.common.sqlite_file import open_wal
 from stepwell.envs.scored_data import append_group
 from stepwell.gateway.recording.spool import Spool
 from stepwell.pool.client.ray_cluster import LONGEST_PARENT, make_ray_folder

@@ -12,10 +12,9 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
-from stepwell.steps.arrow import step_groups_to_arrow
+from stepwell.steps.arrow import ParquetWriter, step_groups_to_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import StepGroup
-from stepwell.steps.parquet import ParquetWriter
 
 ALICE, BOB = "alice@example.org", "bob@example.org"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps, GiveReward, PlaceSession
 
 from rig import forgetting as rig
 from rig.asked import asked
@@ -24,10 +25,8 @@ from stepwell.pool.api.watching import Cursor
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import Forget
-from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import AddSteps, GiveReward
+from stepwell.steps.arrow import ParquetReader
 from stepwell.steps.columns import pack
-from stepwell.steps.parquet import ParquetReader
 
 STEPS = (
     *("gateways", "waiting", "archive", "replace", "names", "archive _rewards", "replace _rewards"),

@@ -1,10 +1,10 @@
 """A dashboard that has read a subject's conversations loses them when the subject is forgotten."""
 
+from stepwell.dashboard.follower import ConversationTexts, PoolFollower, keys_with_text
+
 from rig.builders import make_step
 from rig.local_pool import LocalPool
-from stepwell.dashboard.index.follower import PoolFollower
-from stepwell.dashboard.index.texts import ConversationTexts, keys_with_text
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.index import TrajectoryIndex
 from stepwell.pool.api.sessions import SessionCall, session_prompt_uid
 
 ALICE, BOB = "alice@example.org", "bob@example.org"

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 
 from rig import forgetting as rig
 from rig.asked import asked
@@ -18,10 +19,8 @@ from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import Forget
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
-from stepwell.steps.digest import batch_digest, lineage_name, trajectory_digests
+from stepwell.steps.groups import batch_digest, lineage_name, trajectory_digests
 from stepwell.steps.step import Exactness, logprobs_array
 from tests.security.test_forgotten_bytes import opened
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from stepwell.pool.slices.producing import ChannelIfOpen
 
 from stepwell.common.message_codec import CLASS, MOST_PACKED, SEPARATOR, pack_message
 from stepwell.common.message_format import FORMAT
@@ -27,7 +28,6 @@ from stepwell.pool.client.link_messages import (
     read_frame,
 )
 from stepwell.pool.client.link_process import LinkServer
-from stepwell.pool.slices.trajectories import ChannelIfOpen
 
 WAIT = 60.0
 

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import msgpack
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import free_port, gateway_process, served_process
@@ -25,9 +26,8 @@ from rig.ray_cluster import RayCluster
 from rig.threads import in_thread
 from rig.waiting import wait_until
 from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.client.link import GREETING, NONCE_BYTES, proof_of, read_secrets
 from stepwell.pool.client.link_messages import HEADER, SIZE, LinkCall
-from stepwell.pool.client.network_link import GREETING, NONCE_BYTES, proof_of, read_secrets
-from stepwell.pool.shard.actor import start_pool
 
 TIMEOUT = 5.0
 MEDIA_TYPES = (
@@ -227,7 +227,7 @@ def test_the_modules_that_listen_are_those_that_were_tried() -> None:
         for file in package.rglob("*.py")
         if any(words in file.read_text() for words in LISTENS)
     }
-    tried = {"commands/shared.py", "commands/gateway.py", "engines/shared_watch.py"}
+    tried = {"commands/sections.py", "commands/gateway.py", "engines/discovery.py"}
     links = {"pool/client/link_process.py"}
     others = {"doctor/local_gateway.py", "common/processes.py", "commands/up.py"}
     assert listening == tried | links | others
@@ -238,4 +238,4 @@ def test_pickles_are_read_only_by_what_wrote_them() -> None:
     itself. Ray's own wire between the processes that have joined it is not ours."""
     package = Path(__file__).parents[2] / "src" / "stepwell"
     loading = {str(file.relative_to(package)) for file in package.rglob("*.py") if "pickle.load" in file.read_text()}
-    assert loading == {"rewards/runner/child_main.py", "pool/state/packed_trajectory.py"}
+    assert loading == {"rewards/runner/child_main.py", "pool/state/stored_step.py"}

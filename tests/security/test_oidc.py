@@ -12,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
+from stepwell.common.imports import install_command
 
 from rig.dashboard import MadeUpPool, make_dashboard, serve_dashboard
 from rig.issued_keys import CONTROL, bearer
@@ -20,9 +21,7 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
 from stepwell.commands.dashboard import DashboardSettings, login_of
 from stepwell.commands.sections import read_settings
-from stepwell.common.optional import install_command
-from stepwell.dashboard.login.oidc import SESSION_SECONDS, OidcClient, OidcLogin
-from stepwell.dashboard.login.people import ListedPeople
+from stepwell.dashboard.login import SESSION_SECONDS, ListedPeople, OidcClient, OidcLogin
 from stepwell.errors import BadRequest
 from tests.security.test_cross_site import ELSEWHERE, FOREIGN_TYPES
 

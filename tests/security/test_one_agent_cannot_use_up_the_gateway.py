@@ -11,6 +11,8 @@ from weakref import WeakSet
 
 import openai
 import pytest
+from stepwell.common.user_input import MOST_CONTAINERS, check_containers
+from stepwell.gateway.requests import CallQuota, CallQuotas
 
 from rig.fake_engine import FakeEngine
 from rig.fake_engine.faults import Faults
@@ -21,11 +23,9 @@ from rig.waiting import until
 from stepwell.access.access_keys import AccessKeys, _derived_key
 from stepwell.common import bounded_http
 from stepwell.common.bounded_http import MOST_HEADER_BYTES, MOST_HEADERS, BoundedHttp
-from stepwell.common.json_containers import MOST_CONTAINERS, check_containers
 from stepwell.errors import BadRequest, Overloaded, TooLarge
 from stepwell.gateway import agent_calls
-from stepwell.gateway.http import deduplication
-from stepwell.gateway.http.quotas import CallQuota, CallQuotas
+from stepwell.gateway import response_writer as deduplication
 
 
 def test_a_body_of_many_small_lists_is_refused_before_it_is_parsed() -> None:

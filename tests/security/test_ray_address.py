@@ -10,8 +10,7 @@ from stepwell.commands.state_folder import StateFolder
 from stepwell.doctor import machine_checks
 from stepwell.doctor.findings import Grade
 from stepwell.errors import RayUnreachable
-from stepwell.pool.client.cluster_address import cluster_settings, ray_start_file
-from stepwell.pool.client.ray_cluster import join_ray
+from stepwell.pool.client.ray_cluster import cluster_settings, join_ray, ray_start_file
 
 STRANGER = 54321
 THEIRS = "10.6.6.6:6379"

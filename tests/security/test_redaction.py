@@ -11,6 +11,7 @@ import numpy as np
 import openai
 import pyarrow.parquet as pq
 import pytest
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 from rig import forgetting as rig
 from rig.fake_engine import FakeEngine, Faults, Reply
@@ -21,8 +22,7 @@ from rig.redactions import SECRET
 from rig.vocabulary import encode
 from rig.waiting import until
 from stepwell.commands.export import ExportSettings, export_steps
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.recording.redactor import Redactor
+from stepwell.gateway.recording.redaction import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.client import PoolClient

@@ -6,6 +6,8 @@ from typing import Any
 import openai
 import orjson
 import pytest
+from stepwell.gateway.dialects.request_rules import RequestRules
+from stepwell.steps.trainable import untrainable_reason
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
@@ -15,10 +17,8 @@ from rig.vocabulary import ADDED_IDS
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import DialectContext
-from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.gateway.dialects.side_calls import writes_markers
 from stepwell.rewards.sample import sample_of
-from stepwell.steps.sampling import untrainable_reason
 from stepwell.wire.openai import Upstream
 
 CONTROL = "control-key-of-this-test"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps, PlaceSession, Register
 
 from rig import forgetting as rig
 from rig.asked import asked
@@ -18,23 +19,18 @@ from rig.builders import make_step
 from rig.forgetting import ALICE, BOB, PLACES
 from rig.local_pool import LocalPool, LocalTransport
 from stepwell.commands.forget import forget_kept_back, forget_overdue
-from stepwell.pool.api.consent import RETENTION
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
-from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
+from stepwell.pool.api.sessions import RETENTION, SessionCall, SessionPlace, session_prompt_uid
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.forgetting import FindOverdue, ForgetOverdue
 from stepwell.pool.slices.forgetting_work import Forgetting
-from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
 from stepwell.pool.state.tombstones import AGE
-from stepwell.steps.arrow import step_groups_to_arrow
+from stepwell.steps.arrow import ParquetReader, ParquetWriter, step_groups_to_arrow
 from stepwell.steps.columns import pack
 from stepwell.steps.groups import StepGroup
-from stepwell.steps.parquet import ParquetReader, ParquetWriter
 
 DAY = 86_400.0
 STEPS = (

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from stepwell.gateway.asgi import access_table, call_paths
 
 from rig.dashboard import MadeUpPool, make_dashboard
 from rig.issued_keys import CONTROL, IssuedKeys, bearer, issue_keys
@@ -31,7 +32,6 @@ from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import access_table, call_paths
 
 GATEWAY_ROUTES = access_table(DIALECTS)
 TABLES: dict[str, RouteTable] = {

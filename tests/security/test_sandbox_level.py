@@ -18,8 +18,9 @@ from stepwell.doctor import machine_checks
 from stepwell.doctor.findings import Grade
 from stepwell.errors import BadRequest, NotReady
 from stepwell.rewards.builtin.python_tests import TestRun
-from stepwell.rewards.confinement import bubblewrap, sandbox
-from stepwell.rewards.confinement.cgroups import CgroupParent, find_parent
+from stepwell.rewards.confinement import sandbox
+from stepwell.rewards.confinement import sandbox as bubblewrap
+from stepwell.rewards.confinement.process import CgroupParent, find_parent
 from stepwell.rewards.confinement.sandbox import Sandbox, SandboxLevel, open_sandbox
 from stepwell.rewards.confinement.seccomp import ARCHITECTURES, filter_program
 from stepwell.rewards.loading import load

@@ -9,6 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from stepwell.gateway.asgi import SESSION_BODY
+from stepwell.gateway.calls import SESSION_IDS, SessionIds
+from stepwell.gateway.dialects.request_rules import SamplingPolicy
+from stepwell.gateway.requests import CallQuota
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
@@ -17,15 +21,11 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key, read_keys, revoke_key
 from stepwell.errors import RewardFailed
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.gateway.dialects.side_calls import SYSTEM_RULES
-from stepwell.gateway.http.quotas import CallQuota
-from stepwell.gateway.routes.asgi import SESSION_BODY
-from stepwell.gateway.session_ids import SESSION_IDS, SessionIds
 from stepwell.gateway.trajectory_lifecycle import SESSION_METADATA
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.sessions import subjects_of
-from stepwell.rewards.builtin.answers import expected_of
+from stepwell.rewards.builtin.matching import expected_of
 from stepwell.rewards.sample import sample_of
 
 CONTROL = "a-control-key-of-the-operator"

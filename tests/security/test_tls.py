@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.atropos.server import TRAINER
 from rig.certificates import Certificate, make_certificate
@@ -26,7 +27,6 @@ from rig.waiting import wait_until
 from stepwell.common.listening import check_certificate
 from stepwell.errors import BadRequest
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.actor import start_pool
 
 KEY = "control-key-of-the-tests"
 AGENT = """

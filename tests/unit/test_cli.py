@@ -39,7 +39,7 @@ def test_the_rules_and_the_client_import_nothing_heavy(module: str) -> None:
     assert loaded.stdout == "[]\n", loaded.stderr
 
 
-@pytest.mark.parametrize("module", ["stepwell.commands.up", "stepwell.demo.run", "stepwell.demo.live.live_run"])
+@pytest.mark.parametrize("module", ["stepwell.commands.up", "stepwell.demo.run", "stepwell.demo.live_run"])
 def test_a_command_that_starts_ray_does_not_import_it_before_its_settings_are_made(module: str) -> None:
     loaded = run("-c", f"import {module}, sys; print('ray' in sys.modules)")
     assert loaded.stdout == "False\n", loaded.stderr

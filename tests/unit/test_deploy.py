@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from pydantic_settings import BaseSettings
+from stepwell.gateway.asgi import access_table
 
 from rig.dashboard import MadeUpPool, make_dashboard
 from rig.docs_pages import CHECKOUT, DOCS, commands
@@ -23,11 +24,10 @@ from stepwell.commands.sections import read_settings
 from stepwell.common.listening import require_safe_address
 from stepwell.common.tokenizers import BackgroundTokenizer, load_tokenizer
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.vllm_command import base_flags
+from stepwell.engines.vllm_control import base_flags
 from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.recording.spool import Spool
-from stepwell.gateway.routes.access import access_table
 from stepwell.pool.client import PoolClient
 
 Manifest = Mapping[str, Any]

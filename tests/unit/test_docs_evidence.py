@@ -8,7 +8,7 @@ import pytest
 from rig.docs_pages import CHECKOUT, DOCS, files_of_tests, rows
 from stepwell.engines import ENGINES
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.steps.schema import STEP_COLUMNS
+from stepwell.steps.step import STEP_COLUMNS
 
 COMPARISON, CLAW_R1 = DOCS / "comparison.md", DOCS / "coming-from-claw-r1.md"
 ATROPOS = DOCS / "coming-from-atropos.md"

@@ -24,9 +24,8 @@ from benchmarks.truth_rig.gradients import ours
 from benchmarks.truth_rig.other_trainers import by_formula
 from benchmarks.truth_rig.sessions import CASES, BaselineCase, Sessions
 from stepwell.pool.client.batch import Batch
-from stepwell.steps.baselines import BASELINES
-from stepwell.trainers.aggregation import AGGREGATIONS
-from stepwell.trainers.algorithms import ALGORITHMS
+from stepwell.steps.advantages import BASELINES
+from stepwell.trainers.algorithms import AGGREGATIONS, ALGORITHMS
 from stepwell.trainers.settings import Settings
 
 

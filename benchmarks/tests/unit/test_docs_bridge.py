@@ -4,12 +4,12 @@ with one another and with the code."""
 import re
 
 import pytest
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 
 from benchmarks.bridge_rig.matrix_tables import BEGIN, END
 from benchmarks.exactness_rig.exactness_tables import BEGIN as EXACTNESS_BEGIN
 from benchmarks.exactness_rig.exactness_tables import DIALECTS
 from rig.docs_pages import DOCS
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
 
 PAGE = (DOCS / "bridge.md").read_text()
 GENERATED = PAGE.partition(BEGIN)[2].partition(END)[0]

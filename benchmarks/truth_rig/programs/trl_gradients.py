@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from stepwell.trainers.trl_groups import PolicyVersions
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer  # type: ignore[import-not-found]
 
@@ -23,10 +24,9 @@ from benchmarks.truth_rig.gradients import CLIP, PAD, Case, OneBatch, uphill
 from benchmarks.truth_rig.policy import ANSWERS, TreePolicy, next_state
 from stepwell.errors import FetchTimeout
 from stepwell.pool.client.batch import Batch
-from stepwell.trainers import trl_old_logprobs
+from stepwell.trainers import trl_callback as trl_old_logprobs
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.trl import StepwellRolloutWorker, samples_of
-from stepwell.trainers.trl_samples import PolicyVersions
 
 
 class PackedPolicy(TreePolicy):

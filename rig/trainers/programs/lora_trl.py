@@ -16,9 +16,9 @@ from trl.experimental.async_grpo import AsyncGRPOTrainer  # type: ignore[import-
 
 from rig.trainers.trl_on_cpu import prepare, settings
 from stepwell.pool.client import DataPool, connect
+from stepwell.trainers.transfers import Weights, stream_weights
 from stepwell.trainers.trl import StepwellRolloutWorker, StepwellWeightTransfer
 from stepwell.trainers.trl_callback import StepwellCallback, last_checkpoint
-from stepwell.trainers.weight_stream import Weights, stream_weights
 
 ASKED: dict[str, Any] = json.loads(sys.argv[1])
 FOLDER, MODEL = Path(ASKED["folder"]), Path(ASKED["model"])

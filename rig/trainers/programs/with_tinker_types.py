@@ -10,7 +10,7 @@ import numpy as np
 import tinker  # type: ignore[import-not-found]
 from tinker import types
 
-from stepwell.trainers.tinker import service_ports
+from stepwell.trainers.tinker import datums as service_ports
 from stepwell.trainers.tinker.datums import DatumRow, to_datums
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 

@@ -5,13 +5,13 @@ import runpy
 import sys
 from dataclasses import fields
 
+from stepwell.trainers.trl_groups import RolloutSample
 from trl.experimental.async_grpo import async_grpo_trainer  # type: ignore[import-not-found]
 from trl.experimental.async_grpo import async_rollout_worker as theirs
 
 from rig.trainers.process import EXAMPLES
 from rig.trainers.trl_on_cpu import prepare
 from stepwell.trainers.trl import StepwellRolloutWorker, StepwellWeightTransfer
-from stepwell.trainers.trl_samples import RolloutSample
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from stepwell.pool.client import connect
 from stepwell.steps.advantages import group_advantages
-from stepwell.trainers.verl import plugin, to_data_proto
+from stepwell.trainers.verl import to_data_proto
+from stepwell.trainers.verl import trainer_mode as plugin
 from stepwell.trainers.verl.pool_sampler import PoolSampler
 
 VERLS_EPSILON = 1e-6

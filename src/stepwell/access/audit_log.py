@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell.access.caller import Caller
-from stepwell.common.private_files import open_private
+from stepwell.common.files import open_private
 from stepwell.errors import BadRequest, Conflict
 
 log = logging.getLogger("stepwell.access")

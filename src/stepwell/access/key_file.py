@@ -21,9 +21,8 @@ from pathlib import Path
 import orjson
 
 from stepwell.access.caller import UNSCOPED, Caller, Role, SessionKey
-from stepwell.common.atomic_files import replacing_file
-from stepwell.common.durations import read_duration
-from stepwell.common.private_files import CHANGEABLE
+from stepwell.common.files import CHANGEABLE, replacing_file
+from stepwell.common.user_input import read_duration
 from stepwell.errors import BadRequest
 
 log = logging.getLogger("stepwell.access")

@@ -14,10 +14,9 @@ but its trajectory accepts no more calls.
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
-from stepwell.agents.flow import NO_REWARDS, AgentFlow
 from stepwell.agents.gateway_client import PATIENCE
 from stepwell.agents.outcome import AgentFailure
-from stepwell.agents.rollout import Rollout
+from stepwell.agents.rollout import NO_REWARDS, AgentFlow, Rollout
 from stepwell.common.async_calls import call
 from stepwell.pool.api.producing import TRAIN
 

@@ -23,9 +23,8 @@ from urllib.parse import urlencode
 import numpy as np
 from pydantic import BaseModel
 
-from stepwell.agents.flow import AgentFlow, made, portable
 from stepwell.agents.gateway_client import SAMPLING, GatewayClient
-from stepwell.agents.rollout import Rollout
+from stepwell.agents.rollout import AgentFlow, Rollout, made, portable
 from stepwell.agents.whitebox import DUPLICATE
 from stepwell.errors import BadRequest, Conflict
 from stepwell.wire import gateway_api as shapes

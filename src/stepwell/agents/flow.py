@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from stepwell.agents.gateway_client import PATIENCE, GatewayClient
 from stepwell.agents.outcome import AgentFailed, AgentFailure, cause_of, failure_of_policy
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus, Sample
-from stepwell.common.input_errors import explain_all
+from stepwell.common.user_input import explain_all
 from stepwell.errors import BadRequest, GatewayUnreachable, StepwellError
 from stepwell.pool.api.producing import TRAIN
 from stepwell.steps.step import Json

@@ -12,9 +12,8 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from stepwell.agents.flow import described, portable
 from stepwell.agents.outcome import is_machine_fault
-from stepwell.agents.rollout import Rollout, Sample
+from stepwell.agents.rollout import Rollout, Sample, described, portable
 from stepwell.common.async_calls import call
 from stepwell.common.processes import plain_environment, run_command
 

@@ -15,8 +15,8 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from stepwell.client import gateway_address
-from stepwell.common.input_errors import explain_all
-from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.common.async_calls import Backoff, retry_while_unavailable
+from stepwell.common.user_input import explain_all
 from stepwell.errors import (
     BadRequest,
     GatewayUnreachable,

@@ -12,7 +12,8 @@ import time
 from typing import Self
 
 from stepwell.agents.gateway_client import GatewayClient
-from stepwell.common.processes import Program, SupervisedProcess, free_port
+from stepwell.common.listening import free_port
+from stepwell.common.processes import Program, SupervisedProcess
 
 log = logging.getLogger("stepwell.agents.gateway")
 

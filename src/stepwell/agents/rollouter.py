@@ -18,13 +18,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from stepwell.agents.dataset import Dataset
-from stepwell.agents.flow import AgentFlow
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.gateway_process import GatewayProcess
-from stepwell.agents.rollout import ALARM_AMONG, RolloutCounts, RolloutResult
+from stepwell.agents.rollout import ALARM_AMONG, AgentFlow, RolloutCounts, RolloutResult
 from stepwell.agents.schedule import RolloutSchedule, RolloutStart, ScheduledGroup
 from stepwell.agents.validation import Validation, ValidationReport, ValidationRound
-from stepwell.common.progress import ProgressLine
+from stepwell.common.command_line import ProgressLine
 from stepwell.errors import BadRequest, StepwellError
 from stepwell.logs import about
 

@@ -4,8 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from stepwell.agents.dataset import Dataset
-from stepwell.agents.flow import AgentFlow
-from stepwell.agents.rollout import RolloutResult
+from stepwell.agents.rollout import AgentFlow, RolloutResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

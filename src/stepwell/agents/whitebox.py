@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from stepwell.agents.flow import AgentFlow, made, portable
 from stepwell.agents.gateway_client import SAMPLING
-from stepwell.agents.rollout import Rollout
+from stepwell.agents.rollout import AgentFlow, Rollout, made, portable
 from stepwell.errors import Conflict
 from stepwell.steps.step import Json, JsonObject, VersionSpan
 from stepwell.wire import gateway_api as shapes

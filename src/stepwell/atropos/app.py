@@ -21,15 +21,11 @@ from starlette.types import Receive, Scope, Send
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import ATROPOS_ROUTES
+from stepwell.access.route_table import ATROPOS_ROUTES, RouteGuard
 from stepwell.atropos import http
 from stepwell.atropos.http import AtroposRequest, json_response
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registries, RegistryFile
-from stepwell.atropos.routes import AtroposRoutes
-from stepwell.common.cross_site import JSON, CrossSiteCheck
-from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
+from stepwell.atropos.registry import AtroposMetrics, Registries, RegistryFile
+from stepwell.common.listening import JSON, LOOPBACK_HOSTS, CrossSiteCheck, ServedHosts
 from stepwell.errors import Forbidden, StepwellError
 from stepwell.pool.api.producing import TRAIN
 from stepwell.pool.client import PoolClient

@@ -19,15 +19,13 @@ import orjson
 from pydantic import Field
 
 from stepwell.atropos.http import JSON, StreamedResponse
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registry
+from stepwell.atropos.registry import AtroposMetrics, Registry
 from stepwell.errors import BadRequest, LeaseExpired, StepwellError
 from stepwell.pool.api.leasing import HasLeases, LeasedGroups
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Exactness
-from stepwell.wire.atropos_calls import AtroposBody
+from stepwell.wire.scored_groups import AtroposBody, batch_parts
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, arrow_parts
-from stepwell.wire.scored_groups_json import batch_parts
 from stepwell.wire.scored_groups_steps import groups_from_columns
 
 log = logging.getLogger("stepwell.atropos")

@@ -24,13 +24,12 @@ import numpy as np
 import orjson
 
 from stepwell.atropos.http import IN_THREAD, AtroposRequest
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registry
-from stepwell.common.coalescing import BatchSender
+from stepwell.atropos.registry import AtroposMetrics, Registry
+from stepwell.common.async_calls import BatchSender
 from stepwell.errors import BadRequest, PoolFull, TooLarge
 from stepwell.pool.api.producing import TRAIN, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
-from stepwell.steps.sampling import LeftOutLog
+from stepwell.steps.trainable import LeftOutLog
 from stepwell.wire.scored_groups import ScoredGroup, groups_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_of_streams
 from stepwell.wire.scored_groups_steps import columns_from_groups, with_temperature

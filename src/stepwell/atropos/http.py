@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from stepwell import errors
-from stepwell.common import cross_site
-from stepwell.common.optional import require
-from stepwell.wire.atropos_calls import read_call
+from stepwell.common import listening as cross_site
+from stepwell.common.imports import require
+from stepwell.wire.scored_groups import read_call
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -17,10 +17,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from stepwell.common.atomic_files import replacing_file
+from stepwell.common.files import replacing_file
 from stepwell.errors import BadRequest
 from stepwell.pool.api.leasing import ReadyGroups
-from stepwell.wire.atropos_calls import EnvRegistration, EnvStatus, TrainerRegistration, read_call
+from stepwell.wire.scored_groups import EnvRegistration, EnvStatus, TrainerRegistration, read_call
 
 SILENCE = 300.0
 """Seconds after which a silent environment does not count, until it calls again."""

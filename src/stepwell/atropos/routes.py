@@ -10,13 +10,12 @@ from starlette.responses import Response
 from stepwell.atropos.batch_delivery import BatchDelivery, DeliveryRequest, read_lease
 from stepwell.atropos.group_intake import GroupIntake, GroupReader
 from stepwell.atropos.http import JSON, AtroposRequest, json_response
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registries
+from stepwell.atropos.registry import AtroposMetrics, Registries
 from stepwell.pool.api.leasing import ReadyGroups
 from stepwell.pool.client import PoolClient
-from stepwell.wire import atropos_calls as shapes
+from stepwell.wire import scored_groups as shapes
+from stepwell.wire.scored_groups import NO_EXAMPLE, group_parts
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
-from stepwell.wire.scored_groups_json import NO_EXAMPLE, group_parts
 
 Handler: TypeAlias = Callable[[str, AtroposRequest], Awaitable[Response]]
 """Called with the channel and the request."""

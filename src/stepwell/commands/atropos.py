@@ -5,8 +5,16 @@ from typing import TYPE_CHECKING
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
-from stepwell.commands.sections import Port, ServerSection
-from stepwell.commands.shared import audit_of, check_listening, hosts_of, join_pool, keys_of, serve
+from stepwell.commands.sections import (
+    Port,
+    ServerSection,
+    audit_of,
+    check_listening,
+    hosts_of,
+    join_pool,
+    keys_of,
+    serve,
+)
 from stepwell.common.listening import ServedHosts
 
 if TYPE_CHECKING:

@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import AfterValidator, model_validator
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.commands.sections import Addresses, Listed, Port, ServerSection
-from stepwell.commands.shared import audit_of, check_listening, hosts_of, join_pool, keys_of, serve
+from stepwell.commands.sections import (
+    Addresses,
+    Listed,
+    Port,
+    ServerSection,
+    audit_of,
+    check_listening,
+    hosts_of,
+    join_pool,
+    keys_of,
+    serve,
+)
+from stepwell.common.imports import require
 from stepwell.common.listening import is_safe_url
-from stepwell.common.optional import require
 
 if TYPE_CHECKING:
-    from stepwell.dashboard.login.oidc import OidcLogin
+    from stepwell.dashboard.login import OidcLogin
 
 OIDC_SECRET = "STEPWELL_DASHBOARD_OIDC_CLIENT_SECRET"
 """No setting: as a flag, other users could read it."""
@@ -109,8 +119,7 @@ def login_of(settings: DashboardSettings, keys: AccessKeys) -> "OidcLogin | None
     if settings.oidc_issuer is None or settings.oidc_client_id is None:
         return None
     require("authlib.integrations.starlette_client", "oidc", purpose="--oidc-issuer")
-    from stepwell.dashboard.login.oidc import OidcClient, OidcLogin
-    from stepwell.dashboard.login.people import ListedPeople
+    from stepwell.dashboard.login import ListedPeople, OidcClient, OidcLogin
 
     client = OidcClient(settings.oidc_issuer, settings.oidc_client_id, os.environ.get(OIDC_SECRET) or None)
     people = ListedPeople(settings.oidc_viewers, settings.oidc_curators)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from stepwell.commands.sections import Section
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 
 NEEDED = ("torch", "openai", "rich", "matplotlib")
 
@@ -39,10 +39,9 @@ class DemoSettings(Section, env_prefix="STEPWELL_DEMO_"):
 def run_demo(settings: DemoSettings) -> None:
     for package in NEEDED:
         require(package, "demo")
-    from stepwell.demo.live.live_run import LiveDemo
-    from stepwell.demo.run import Demo
+    from stepwell.demo.live_run import LiveDemo
+    from stepwell.demo.run import Demo, Terminated, ending_on_sigterm
     from stepwell.demo.screen import DemoScreen
-    from stepwell.demo.termination import Terminated, ending_on_sigterm
 
     screen = DemoScreen()
     make: type[Demo] | type[LiveDemo] = LiveDemo if settings.task == "live" else Demo

@@ -53,8 +53,8 @@ def run_doctor(settings: DoctorSettings) -> None:
     import orjson
 
     from stepwell.doctor.examination import examine
+    from stepwell.doctor.findings import as_json
     from stepwell.doctor.machine_checks import machine_checks
-    from stepwell.doctor.report_text import as_json
 
     logging.getLogger("stepwell.gateway").setLevel(logging.CRITICAL)  # the report says what the gateway would log
     report = asyncio.run(
@@ -77,7 +77,7 @@ def run_doctor(settings: DoctorSettings) -> None:
 
 
 def _print(report: "Report") -> None:
-    from stepwell.doctor.report_text import coloured, plain
+    from stepwell.doctor.findings import coloured, plain
 
     if sys.stdout.isatty():
         try:

@@ -73,7 +73,7 @@ def run_envs(settings: EnvsRunSettings) -> None:
 async def make_rollouts(settings: EnvsRunSettings) -> "RolloutCounts":
     from stepwell.agents.blackbox import BlackBoxAgentFlow
     from stepwell.agents.dataset import Dataset
-    from stepwell.agents.foreign.tasks_process import TasksBroken, TasksProcess
+    from stepwell.agents.foreign import TasksBroken, TasksProcess
     from stepwell.agents.rollouter import AsyncRollouter
 
     python = settings.python or sys.executable

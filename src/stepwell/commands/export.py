@@ -9,20 +9,14 @@ from typing import Any, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg
 
-from stepwell.commands.sections import PoolSection
-from stepwell.commands.shared import join_pool
+from stepwell.commands.sections import PoolSection, join_pool
 from stepwell.common.command_line import say
 from stepwell.common.tokenizers import Decode, load_decode
 from stepwell.errors import BadRequest
-from stepwell.exports.file_source import FileSource
-from stepwell.exports.file_target import format_of, open_target
-from stepwell.exports.import_run import import_groups
-from stepwell.exports.pool_source import list_pool, read_groups
-from stepwell.exports.preferences import PreferenceShape
-from stepwell.exports.progress import TransferProgress
+from stepwell.exports.export_files import FileSource, format_of, open_target
+from stepwell.exports.pool_transfer import TransferProgress, import_groups, list_pool, read_groups
 from stepwell.exports.selection import Selection
-from stepwell.exports.sft import SftShape
-from stepwell.exports.shapes import ExportShape, StepsShape
+from stepwell.exports.shapes import ExportShape, PreferenceShape, SftShape, StepsShape
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.client import PoolClient
 from stepwell.steps.groups import StepGroup, split_by_size

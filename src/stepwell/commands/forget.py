@@ -10,24 +10,22 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from stepwell.commands.sections import Duration, Listed, PoolSection
-from stepwell.commands.shared import join_pool
-from stepwell.common.atomic_files import replacing_file
+from stepwell.commands.sections import Duration, Listed, PoolSection, join_pool
 from stepwell.common.command_line import say
-from stepwell.common.optional import require
+from stepwell.common.files import replacing_file
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.archive_files import ArchiveFiles
-from stepwell.pool.shard.late_rewards import FOLDER
+from stepwell.pool.shard.archive_files import FOLDER, ArchiveFiles
 from stepwell.pool.slices.forgetting import (
     FindOverdue,
     Forget,
     ForgetKeptBack,
     ForgetOverdue,
     Overdue,
+    RowTest,
     merge_receipts,
 )
-from stepwell.pool.slices.removal import RowTest
 from stepwell.pool.state.tombstones import AGE, OLDER_THAN, Tombstone, Tombstones
 
 EXTRA = "arrow"

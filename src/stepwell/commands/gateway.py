@@ -19,8 +19,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from stepwell import logs
-from stepwell.commands.sections import DNS, EngineAddresses, Listed, Port, ServerSection
-from stepwell.commands.shared import (
+from stepwell.commands.sections import (
+    DNS,
+    EngineAddresses,
+    Listed,
+    Port,
+    ServerSection,
     audit_of,
     check_listening,
     hosts_of,
@@ -29,15 +33,14 @@ from stepwell.commands.shared import (
     network_link,
     serve,
 )
-from stepwell.common.die_with_parent import set_parent_death_signal
-from stepwell.common.worker_processes import CANNOT_START, WorkerProcesses
+from stepwell.common.own_process import set_parent_death_signal
+from stepwell.common.processes import CANNOT_START, WorkerProcesses
 from stepwell.errors import StepwellError
 
 if TYPE_CHECKING:
-    from stepwell.gateway.dialects.request_fields import RequestRules
-    from stepwell.gateway.dialects.request_sampling import SamplingPolicy
-    from stepwell.gateway.recording.redactor import Redactor
-    from stepwell.gateway.routes.asgi import GatewayAsgi
+    from stepwell.gateway.asgi import GatewayAsgi
+    from stepwell.gateway.dialects.request_rules import RequestRules, SamplingPolicy
+    from stepwell.gateway.recording.redaction import Redactor
     from stepwell.pool.client.link import LinkClient
 
 log = logging.getLogger("stepwell")
@@ -225,15 +228,13 @@ def _run_worker(settings: GatewaySettings, number: int, path: str, shared: socke
 
 def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | None = None) -> "GatewayAsgi":
     """With `watch`, a socket file, all processes that share it have one watcher of engines."""
-    from stepwell.commands.atropos import atropos_app
     from stepwell.common.tokenizers import BackgroundTokenizer, OnDemandTokenizer
-    from stepwell.engines.discovery import EngineDiscovery
+    from stepwell.engines.discovery import EngineDiscovery, SharedWatch
     from stepwell.engines.fleet import EngineFleet
-    from stepwell.engines.shared_watch import SharedWatch
     from stepwell.gateway.app import GatewayApp
-    from stepwell.gateway.bridge.thinking import ThinkingPolicy
-    from stepwell.gateway.http.quotas import CallQuota
+    from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
     from stepwell.gateway.recording.spool import Spool
+    from stepwell.gateway.requests import CallQuota
     from stepwell.pool.client import PoolClient
     from stepwell.rewards.client import RewardClient
 
@@ -273,7 +274,7 @@ def gateway_app(settings: GatewaySettings, link: "LinkClient", watch: Path | Non
 
 
 def _sampling(settings: GatewaySettings) -> "dict[str, SamplingPolicy]":
-    from stepwell.gateway.dialects.request_sampling import SamplingPolicy
+    from stepwell.gateway.dialects.request_rules import SamplingPolicy
 
     return {
         channel: SamplingPolicy(mode != AS_ASKED, settings.temperature, of_sessions=mode == ALL_ON_POLICY)
@@ -282,7 +283,7 @@ def _sampling(settings: GatewaySettings) -> "dict[str, SamplingPolicy]":
 
 
 def _rules(settings: GatewaySettings) -> "RequestRules":
-    from stepwell.gateway.dialects.request_fields import RequestRules
+    from stepwell.gateway.dialects.request_rules import RequestRules
 
     fields, hosts = frozenset(settings.forward_fields), frozenset(settings.media_hosts)
     return RequestRules(fields, hosts, calls_as_text=settings.tool_calls == "text")
@@ -292,8 +293,7 @@ def _redactor(settings: GatewaySettings) -> "Redactor | None":
     """A function that cannot be loaded is refused at once."""
     if settings.redact is None:
         return None
-    from stepwell.gateway.recording.redaction_child import load_redaction
-    from stepwell.gateway.recording.redactor import Redactor
+    from stepwell.gateway.recording.redaction import Redactor, load_redaction
 
     load_redaction(settings.redact)
     return Redactor(settings.redact, settings.tokenizer_path)

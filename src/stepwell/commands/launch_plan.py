@@ -26,9 +26,9 @@ from stepwell.commands.gateway import GatewaySettings
 from stepwell.commands.pool import PoolSettings
 from stepwell.commands.rewards import RewardSettings
 from stepwell.commands.sections import GROUP_SIZE, Listed, Section
-from stepwell.commands.shared import JsonAnswer
 from stepwell.commands.state_folder import StateFolder
-from stepwell.common.input_errors import explain_all
+from stepwell.common.http import JsonAnswer
+from stepwell.common.user_input import explain_all
 from stepwell.errors import BadRequest, EngineUnavailable
 
 S = TypeVar("S", bound=Section)

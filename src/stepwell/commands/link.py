@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from stepwell.commands.sections import PoolSection
-from stepwell.commands.shared import check_certificate, listening_socket
+from stepwell.commands.sections import PoolSection, check_certificate, listening_socket
 from stepwell.common.listening import read_host_and_port
 
 log = logging.getLogger("stepwell")
@@ -40,7 +39,7 @@ class LinkSettings(PoolSection, env_prefix="STEPWELL_LINK_"):
 
 def run_link(settings: LinkSettings) -> None:
     """Runs the link until a signal ends it, also while Ray is away. Its clients repeat what is under way then."""
-    from stepwell.pool.client.network_link import read_secrets
+    from stepwell.pool.client.link import read_secrets
 
     check_certificate(settings.tls_cert, settings.tls_key)
     read_secrets(settings.secret_file)
@@ -49,7 +48,7 @@ def run_link(settings: LinkSettings) -> None:
 
 async def _run(settings: LinkSettings) -> None:
     from stepwell.pool.client.link import RayLink
-    from stepwell.pool.client.link_listener import NetworkTerms
+    from stepwell.pool.client.link_process import NetworkTerms
 
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -16,8 +16,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from stepwell.commands.sections import PoolSection
-from stepwell.commands.shared import join_pool
+from stepwell.commands.sections import PoolSection, join_pool
 from stepwell.common.command_line import say
 from stepwell.errors import Conflict
 from stepwell.pool.api.policy import Canary, PolicyDecision, PolicyStatus, RewardTally

@@ -146,7 +146,7 @@ def run_pool(settings: PoolSettings) -> None:
 
 async def _keep_pool(settings: PoolSettings) -> None:
     from stepwell.pool.client.link import RayLink
-    from stepwell.pool.client.pool_keeper import keep_pool
+    from stepwell.pool.shard.resharding import keep_pool
 
     link = RayLink(settings.ray_address, settings.ray_namespace)
     link.start()
@@ -178,8 +178,8 @@ def _pool_plan(settings: PoolSettings) -> PoolPlan:
 
 def _create_pool(settings: PoolSettings, *, changes_shards: bool = True) -> None:
     """A pool that was created before has as many shards as before, unless a number is given that it is to have."""
+    from stepwell.pool.actors import reshard_pool, start_pool
     from stepwell.pool.client.ray_cluster import join_ray
-    from stepwell.pool.shard.actor import reshard_pool, start_pool
 
     join_ray(settings.ray_address, settings.ray_namespace)
     plan = _pool_plan(settings)

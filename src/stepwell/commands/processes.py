@@ -22,15 +22,15 @@ from pathlib import Path
 from typing import TextIO
 
 from stepwell.commands.launch_plan import LaunchPlan, ServedModel, environment, read_model
-from stepwell.commands.shared import JsonAnswer, get_json
 from stepwell.commands.state_folder import StateFolder
-from stepwell.common.async_calls import in_thread
+from stepwell.common.async_calls import Backoff, in_thread
+from stepwell.common.http import JsonAnswer, get_json
 from stepwell.common.processes import OnLogLine, Program, SupervisedProcess
-from stepwell.common.retry import Backoff
-from stepwell.engines import ENGINES, vllm_command
+from stepwell.engines import ENGINES
+from stepwell.engines import vllm_control as vllm_command
+from stepwell.engines.capabilities import find_missing
 from stepwell.engines.connections import EngineConnections
 from stepwell.engines.engine import EngineHttp
-from stepwell.engines.missing import find_missing
 from stepwell.errors import WEIGHTS, EngineUnavailable, NotReady
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, JsonValue, field_validator
 from pydantic_settings import CliPositionalArg, NoDecode
 
-from stepwell.commands.sections import PoolSection, Section
-from stepwell.commands.shared import join_pool
+from stepwell.commands.sections import PoolSection, Section, join_pool
 from stepwell.common.command_line import say
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def run_rewards(settings: RewardSettings) -> None:
 
 def run_try(settings: TrySettings) -> None:
     from stepwell.rewards.offline import try_function
-    from stepwell.steps.parquet import ParquetReader
+    from stepwell.steps.arrow import ParquetReader
 
     job = _job(settings.function, settings)
     asyncio.run(try_function(job, ParquetReader(settings.on), limit=settings.limit, say=say))
@@ -127,7 +126,7 @@ def run_try(settings: TrySettings) -> None:
 
 def run_rescore(settings: RescoreSettings) -> None:
     from stepwell.rewards.offline import rescore
-    from stepwell.steps.parquet import ParquetReader
+    from stepwell.steps.arrow import ParquetReader
 
     job = _job(settings.function, settings)
     asyncio.run(rescore(job, ParquetReader(settings.from_), settings.to, say=say))

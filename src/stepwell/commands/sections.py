@@ -15,9 +15,8 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Valid
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from stepwell.common.command_line import FlagParser, with_dashes
-from stepwell.common.durations import read_duration
-from stepwell.common.input_errors import explain_all
 from stepwell.common.listening import LINK, read_host_and_port
+from stepwell.common.user_input import explain_all, read_duration
 from stepwell.errors import BadRequest
 
 DNS = "dns://"

@@ -61,7 +61,7 @@ def join_pool(settings: PoolSection) -> "PoolClient":
 def network_link(settings: ServerSection) -> "LinkClient | None":
     if settings.link is None or settings.link_secret_file is None:
         return None
-    from stepwell.pool.client.network_link import NetworkLink
+    from stepwell.pool.client.link import NetworkLink
 
     return NetworkLink(*settings.link, secret_file=settings.link_secret_file, ca_file=settings.link_ca_file)
 

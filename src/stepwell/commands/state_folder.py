@@ -19,8 +19,7 @@ from pathlib import Path
 
 import orjson
 
-from stepwell.common.atomic_files import replacing_file
-from stepwell.common.private_files import read_own, why_folder_is_not_ours
+from stepwell.common.files import read_own, replacing_file, why_folder_is_not_ours
 from stepwell.errors import Conflict, Forbidden
 
 NAME = ".stepwell"

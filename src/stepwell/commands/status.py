@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pydantic import BaseModel, Field, ValidationError
 
 from stepwell.commands.sections import Section
-from stepwell.commands.shared import JsonAnswer, get_json
 from stepwell.commands.state_folder import this_folder
 from stepwell.common.command_line import say
+from stepwell.common.http import JsonAnswer, get_json
 from stepwell.dashboard.gateway_monitor import GatewayNow
 from stepwell.errors import Forbidden, NotReady
 from stepwell.pool.api.stats import ArchiveStats, ScoringStats, StepCount

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from stepwell.common.private_files import open_private
+from stepwell.common.files import open_private
 
 SUFFIX = ".part"
 

@@ -1,4 +1,4 @@
-"""`python -m stepwell.common.die_with_parent PARENT COMMAND…`: becomes the command, and ends when PARENT ends.
+"""`python -m stepwell.common.own_process PARENT COMMAND…`: becomes the command, and ends when PARENT ends.
 
 Only Linux can do that; elsewhere the command just runs. The functions are for programs that limit themselves.
 """

@@ -29,13 +29,15 @@ from stepwell.common.message_format import (
     FORMAT,
     MESSAGES,
     OWN_FORMS,
+    Check,
     check_complete,
     constructor,
+    field_fits,
     field_names,
     incompatible,
+    is_key,
     misfit,
 )
-from stepwell.common.message_types import Check, field_fits, is_key
 from stepwell.errors import IncompatibleMessage, StepwellError
 
 HOMES = tuple(

@@ -268,7 +268,7 @@ class SupervisedProcess:
 
 def dying_with_this_process(command: Sequence[str]) -> list[str]:
     """The command, in a form that ends it when this process ends (on Linux)."""
-    return [sys.executable, "-m", "stepwell.common.die_with_parent", str(os.getpid()), *command]
+    return [sys.executable, "-m", "stepwell.common.own_process", str(os.getpid()), *command]
 
 
 def exit_text(code: int) -> str:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from shutil import disk_usage
 
-from stepwell.common.private_files import create_private
+from stepwell.common.files import create_private
 
 PAGE_SIZE = 16_384
 WAL_HEADER, FRAME_HEADER = 32, 24

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from stepwell.common.memory import release_freed_memory
+from stepwell.common.own_process import release_freed_memory
 from stepwell.errors import BadRequest, NotReady
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -9,23 +9,21 @@ from fastapi.responses import HTMLResponse
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import STATIC
-from stepwell.common.cross_site import CrossSiteCheck
-from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
+from stepwell.access.route_table import STATIC, RouteGuard
+from stepwell.common.listening import LOOPBACK_HOSTS, CrossSiteCheck, ServedHosts
 from stepwell.common.tokenizers import Tokenizer
 from stepwell.dashboard import http
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.http import STATUS
 from stepwell.dashboard.metrics import exposition
+from stepwell.dashboard.queries import DashboardState
 from stepwell.dashboard.routes import api_router
-from stepwell.dashboard.state import DashboardState
 from stepwell.errors import StepwellError
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
 
 if TYPE_CHECKING:
-    from stepwell.dashboard.login.oidc import OidcLogin  # needs the extra `oidc`
+    from stepwell.dashboard.login import OidcLogin  # needs the extra `oidc`
 
 OFF = "Nobody can log in here: this dashboard was started without --oidc-issuer. Use a key."
 PAGE = Path(__file__).parent / "page"

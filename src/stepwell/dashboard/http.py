@@ -23,10 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stepwell import errors
 from stepwell.access.caller import Caller
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import DASHBOARD_ROUTES, STATIC, STATIC_ROOT, Route
-from stepwell.common import cross_site
-from stepwell.common.input_errors import dotted, explain_all
+from stepwell.access.route_table import DASHBOARD_ROUTES, STATIC, STATIC_ROOT, Route, RouteGuard
+from stepwell.common import listening as cross_site
+from stepwell.common.user_input import dotted, explain_all
 from stepwell.pool.api.watching import TrajectorySnapshot
 
 STATUS: Mapping[type[errors.StepwellError], int] = {

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from stepwell.dashboard.state import DashboardState
+from stepwell.dashboard.queries import DashboardState
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.stats import ChannelStats, PoolStats, StepCount
 

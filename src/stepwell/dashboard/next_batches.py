@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from stepwell.common.coalescing import SharedAnswer
+from stepwell.common.async_calls import SharedAnswer
 from stepwell.common.tokenizers import TokenDecoder
-from stepwell.dashboard.index.follower import by_trajectory
-from stepwell.dashboard.index.trajectories import TrajectoryKey
+from stepwell.dashboard.follower import by_trajectory
+from stepwell.dashboard.index import TrajectoryKey
 from stepwell.errors import BadRequest
-from stepwell.pool.api.leasing import BatchRequest, ExactFill
-from stepwell.pool.api.preview import BatchPreview, PreviewItem
+from stepwell.pool.api.leasing import BatchPreview, BatchRequest, ExactFill, PreviewItem
 from stepwell.pool.client import PoolClient
 from stepwell.steps.conversation import read_turns
 from stepwell.steps.step import Step

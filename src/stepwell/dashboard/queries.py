@@ -7,16 +7,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from stepwell.dashboard.index.follower import by_trajectory
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.texts import keys_with_text
-from stepwell.dashboard.index.trajectories import SearchResult, TrajectoryKey, key_of
-from stepwell.dashboard.state import DashboardState
+from stepwell.dashboard.follower import by_trajectory, keys_with_text
+from stepwell.dashboard.index import Search, SearchResult, TrajectoryKey, key_of
 from stepwell.dashboard.views import GroupView, group_view, last_text, step_views
 from stepwell.errors import BadRequest, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.staleness import Present
-from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState, why_not_trained
 from stepwell.steps.columns import unpack
 
 GROUP_TEXTS = 64

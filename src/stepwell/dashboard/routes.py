@@ -8,10 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from stepwell.access.caller import caller_of
 from stepwell.dashboard.http import json_response
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.queries import DashboardQueries
-from stepwell.dashboard.state import MAX_SERIES_SECONDS, DashboardState
-from stepwell.dashboard.status import read_status
+from stepwell.dashboard.index import Search
+from stepwell.dashboard.queries import MAX_SERIES_SECONDS, DashboardQueries, DashboardState, read_status
 from stepwell.errors import BadRequest
 from stepwell.pool.client import Curation, CurationAction
 

@@ -5,16 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
-from stepwell.common.async_calls import repeating
-from stepwell.common.coalescing import SharedAnswer
+from stepwell.common.async_calls import SharedAnswer, repeating
 from stepwell.common.tokenizers import TokenDecoder, Tokenizer
+from stepwell.dashboard.follower import ConversationTexts, PoolFollower, TextIndexer
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
-from stepwell.dashboard.index.follower import PoolFollower, TextIndexer
-from stepwell.dashboard.index.texts import ConversationTexts
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
-from stepwell.dashboard.next_batches import NextBatches
+from stepwell.dashboard.index import TrajectoryIndex
+from stepwell.dashboard.views import NextBatches
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.series import TimeSeries
+from stepwell.pool.api.stats import TimeSeries
 from stepwell.pool.client import PoolClient
 
 MAX_SERIES_SECONDS = 24 * 3600.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from importlib.metadata import version
 
-from stepwell.dashboard.state import DashboardState
+from stepwell.dashboard.queries import DashboardState
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import PolicyStatus, RewardTally

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from stepwell.common.tokenizers import TokenDecoder
-from stepwell.dashboard.index.trajectories import TrajectoryKey, key_of
+from stepwell.dashboard.index import TrajectoryKey, key_of
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.steps.advantages import group_advantages
 from stepwell.steps.conversation import read_turns, shared_length
-from stepwell.steps.schema import SHOWN
-from stepwell.steps.step import IntArray, Step
+from stepwell.steps.step import SHOWN, IntArray, Step
 
 PROMPT_TOKENS = 4_000
 LAST_CHARACTERS = 2_000

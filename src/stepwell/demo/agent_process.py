@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from stepwell.agents.gateway_process import GatewayProcess
 from stepwell.common.processes import last_lines
-from stepwell.demo.vocabulary import CONTEXT
+from stepwell.demo.model import CONTEXT
 from stepwell.errors import NotReady
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class AgentProcess:
 
 
 @contextmanager
-def start_agents(orders: Orders, *, log: Path, module: str = "stepwell.demo.episodes") -> Iterator[AgentProcess]:
+def start_agents(orders: Orders, *, log: Path, module: str = "stepwell.demo.agent_process") -> Iterator[AgentProcess]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             (sys.executable, "-m", module, orders.to_json()),

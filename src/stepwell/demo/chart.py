@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 
 WIDTH, HEIGHT = 60, 10
 TALL, WIDE = " ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█"

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from stepwell.common.processes import dying_with_this_process, end_group, exit_text, free_port, last_lines
-from stepwell.demo.vocabulary import CONTEXT
-from stepwell.engines.vllm_command import ADDITIONS, base_flags
+from stepwell.common.listening import free_port
+from stepwell.common.processes import dying_with_this_process, end_group, exit_text, last_lines
+from stepwell.demo.model import CONTEXT
+from stepwell.engines.vllm_control import ADDITIONS, base_flags
 from stepwell.errors import BadRequest, EngineUnavailable
 
 START_TIMEOUT = 600.0

@@ -1,6 +1,6 @@
 """The demo's agents, as their own process, which uses only a gateway.
 
-    python -m stepwell.demo.episodes ORDERS
+    python -m stepwell.demo.agent_process ORDERS
 
 It follows `evaluate` (each held-out sample several times; the answer is the mean reward) and `train` (rollouts, as
 many as the pool takes, until `stop`; it answers when they have started). See agent_process.py.

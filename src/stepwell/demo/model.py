@@ -11,16 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell.demo.vocabulary import (
-    CONTEXT,
-    END_OF_TEXT,
-    END_OF_TURN,
-    PADDED_SIZE,
-    ScriptTurn,
-    make_tokenizer,
-    write_tokenizer,
-)
-
 if TYPE_CHECKING:
     import torch
     from tokenizers import Tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from stepwell.demo.termination import keeping_sigterm
+from stepwell.demo.run import keeping_sigterm
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client.ray_cluster import local_ray, make_ray_folder
 
@@ -41,8 +41,8 @@ def demo_limits(*, batch: int, ahead: int) -> Limits:
 
 
 def pool_with(name: str, limits: Limits) -> "DataPool":
+    from stepwell.pool.actors import start_pool
     from stepwell.pool.client import DataPool, PoolClient
-    from stepwell.pool.shard.actor import start_pool
 
     start_pool(PoolPlan(name=name, limits=limits), NAMESPACE)
     return DataPool(PoolClient(name, NAMESPACE))

@@ -17,13 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepwell.demo.agent_process import AgentProcess, Orders, start_agents
-from stepwell.demo.chart import write_picture
+from stepwell.demo.agent_process import GROUP, AgentProcess, Orders, start_agents
 from stepwell.demo.engine import START_TIMEOUT, StartingEngine, find_vllm, start_engine
-from stepwell.demo.episodes import GROUP
 from stepwell.demo.model import make_model, warm_up, write_model
-from stepwell.demo.pool import NAMESPACE, demo_limits, demo_ray, pool_with
-from stepwell.demo.screen import DemoScreen
+from stepwell.demo.screen import DemoScreen, write_picture
 from stepwell.demo.tasks import TASKS, shown, split
 from stepwell.pool.api.plan import Limits
 from stepwell.trainers.reporting import Report, ToJsonl, UpdateMetrics
@@ -99,7 +96,7 @@ class DemoRun:
 
     engine_logs: tuple[str, ...] = ("vllm.log",)
     """A log for each engine."""
-    agents_log, agents_module = "agents.log", "stepwell.demo.episodes"
+    agents_log, agents_module = "agents.log", "stepwell.demo.agent_process"
 
     def __init__(
         self,

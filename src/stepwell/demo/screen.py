@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stepwell.demo.chart import bar, draw
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.trainers.reporting import Report, UpdateMetrics
 

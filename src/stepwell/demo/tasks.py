@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from stepwell.demo.vocabulary import ScriptTurn
+from stepwell.demo.model import ScriptTurn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

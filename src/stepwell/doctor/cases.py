@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from stepwell.doctor.case_runner import HELLO, SEED, CaseAnswers, CaseRunner, judge_only
-from stepwell.doctor.dialect_cases import messages, responses
 from stepwell.doctor.findings import NOTHING, CaseCells, CaseColumn, CaseRow, Finding, Grade
+from stepwell.doctor.local_gateway import HELLO, SEED, CaseAnswers, CaseRunner, judge_only
 from stepwell.doctor.replies import COMPLETIONS, ExaminedAnswer, ParsedReply, ToolCall
 from stepwell.doctor.verdicts import GRAMMAR, REPLACEMENT, first_difference, judge_bridge, judge_ids
 from stepwell.steps.step import Step

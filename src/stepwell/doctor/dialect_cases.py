@@ -7,8 +7,8 @@ answer. Messages has no seed, hence temperature 0.
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell.doctor.case_runner import SHORT, CaseRunner
 from stepwell.doctor.findings import EXACT, CaseCells, CaseColumn, Finding, Grade
+from stepwell.doctor.local_gateway import SHORT, CaseRunner
 from stepwell.doctor.replies import MESSAGES, RESPONSES
 from stepwell.doctor.verdicts import differing, gaps_between, judge_as_chat, judge_gaps, judge_prompt
 

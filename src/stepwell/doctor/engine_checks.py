@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from stepwell.doctor.findings import Check, Finding, Grade
+from stepwell.engines.capabilities import COSTS
 from stepwell.engines.engine import BROKEN
-from stepwell.engines.missing import COSTS
 from stepwell.engines.replica import EngineReplica, EngineState
 
 

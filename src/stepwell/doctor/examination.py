@@ -8,19 +8,24 @@ from typing import Any
 import aiohttp
 
 from stepwell.common.tokenizers import load_tokenizer
-from stepwell.doctor.case_runner import HELLO, CaseRunner
 from stepwell.doctor.cases import CASES, tool_parser
-from stepwell.doctor.detokenizer import decode_by_engine, decode_by_tokenizer
-from stepwell.doctor.engine_checks import capability_checks, key_check, unreachable
+from stepwell.doctor.engine_checks import (
+    PATIENCE,
+    StreamPatience,
+    capability_checks,
+    check_stream,
+    key_check,
+    unreachable,
+)
 from stepwell.doctor.findings import CaseRow, Check, Finding, Grade, Report
 from stepwell.doctor.harness_trial import harness_named, try_harness
-from stepwell.doctor.local_gateway import CALL_TIMEOUT, open_local_gateway
-from stepwell.doctor.stream_check import PATIENCE, StreamPatience, check_stream
+from stepwell.doctor.local_gateway import CALL_TIMEOUT, HELLO, CaseRunner, open_local_gateway
+from stepwell.doctor.replies import decode_by_engine, decode_by_tokenizer
 from stepwell.doctor.verdicts import judge_mode
 from stepwell.engines import ENGINES
+from stepwell.engines.capabilities import missing_capabilities
 from stepwell.engines.connections import EngineConnections
 from stepwell.engines.engine import EngineControl, EngineHttp
-from stepwell.engines.missing import missing_capabilities
 from stepwell.engines.replica import EngineReplica, EngineState
 from stepwell.errors import BadRequest
 

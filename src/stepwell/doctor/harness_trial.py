@@ -21,11 +21,11 @@ from stepwell.doctor.local_gateway import AgentCall, LocalGateway
 from stepwell.doctor.replies import CHAT, COMPLETIONS, MESSAGES, RESPONSES, ExaminedAnswer, ParsedReply
 from stepwell.doctor.verdicts import BRIDGE_REMEDIES, NOT_BRIDGED, SEE_LOG, judge_ids, judge_logprobs
 from stepwell.errors import BadRequest
-from stepwell.gateway.http.error_responses import is_context_overflow
+from stepwell.gateway.error_responses import is_context_overflow
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows
-from stepwell.steps.sampling import SIDE_CALL
 from stepwell.steps.step import BRIDGED, RENDERED, Step
+from stepwell.steps.trainable import SIDE_CALL
 
 NOTE = "The word is heron.\n"
 TASK = "Read the file note.txt with one of your tools. Then answer with the word that it keeps."

@@ -19,16 +19,15 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.agents.gateway_client import GatewayClient
 from stepwell.agents.rollout import Rollout
 from stepwell.common.tokenizers import BackgroundTokenizer
-from stepwell.doctor.detokenizer import Decode
-from stepwell.doctor.replies import CHAT, ExaminedAnswer, ParsedReply, error_text, parse_reply
+from stepwell.doctor.replies import CHAT, Decode, ExaminedAnswer, ParsedReply, error_text, parse_reply
 from stepwell.engines.engine import BROKEN, EngineControl, failure_text
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import EngineUnavailable, NotReady, SyncFailed
 from stepwell.gateway.app import GatewayApp
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.dialects.request_fields import RequestRules
-from stepwell.gateway.http.request_body import Message, Receive, Send
-from stepwell.gateway.routes.asgi import GatewayAsgi
+from stepwell.gateway.asgi import GatewayAsgi
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
+from stepwell.gateway.dialects.request_rules import RequestRules
+from stepwell.gateway.requests import Message, Receive, Send
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.client import PoolClient

@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 from stepwell.doctor.findings import Check, Finding, Grade
 from stepwell.errors import BadRequest, NotReady, RayUnreachable
-from stepwell.pool.client.cluster_address import AUTO, cluster_settings
+from stepwell.pool.client.ray_cluster import AUTO, cluster_settings
 
 SHOWN = ("stepwell", "ray", "vllm", "transformers", "tokenizers")
 CONTROL_KEYS = "STEPWELL_GATEWAY_CONTROL_KEYS"

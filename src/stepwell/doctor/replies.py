@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 
-from stepwell.doctor.detokenizer import DecodedText
 from stepwell.errors import EngineUnavailable
 from stepwell.steps.step import Step
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import EXACT, NOTHING, Finding, Grade
-from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
+from stepwell.doctor.replies import DecodedText, ExaminedAnswer, ParsedReply, ToolCall
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 from stepwell.steps.prefix_tree import common_prefix
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import BRIDGED, RENDERED, Exactness, IntArray, Step
+from stepwell.steps.trainable import fault_kind
 
 TOLERANCE = 1e-3
 """Largest difference between sampled and rescored log-probabilities in float32."""

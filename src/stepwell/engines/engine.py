@@ -70,7 +70,7 @@ class EngineFacts:
     weight_versions: bool = False
     """The engine reports the version of its weights."""
     logprobs_mode: str = ""
-    """RAW, PROCESSED or UNKNOWN_MODE, as in steps/sampling.py; empty if it was not asked."""
+    """RAW, PROCESSED or UNKNOWN_MODE, as in steps/trainable.py; empty if it was not asked."""
     tools: bool | None = None
     """The engine takes calls with tools, and parses the model's; None if it is not known."""
 

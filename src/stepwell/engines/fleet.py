@@ -26,8 +26,7 @@ from stepwell.engines.engine import (
     engine_address,
     failure_text,
 )
-from stepwell.engines.replica import EngineReplica, EngineState
-from stepwell.engines.replies import EngineReply, RefusedReply
+from stepwell.engines.replica import EngineReplica, EngineReply, EngineState, RefusedReply
 from stepwell.engines.routing import EngineSelector, SplitCounts, routing_named
 from stepwell.errors import BadRequest, EngineUnavailable, PoolUnavailable
 from stepwell.pool.api.policy import Serving

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from stepwell.errors import EngineUnavailable
-from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
 from stepwell.steps.step import JsonObject
+from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
 from stepwell.wire.openai import read_object
 
 PROMPT = "Once upon a time"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stepwell.engines.engine import EngineFacts, EngineHttp, EngineKind, probe_engine
-from stepwell.steps.sampling import RAW, UNKNOWN_MODE
+from stepwell.steps.trainable import RAW, UNKNOWN_MODE
 
 NOT_JOINED = "so each turn of a conversation is a training row of its own"
 COSTS = {

@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from yarl import URL
 
-from stepwell.common.coalescing import Coalescer
+from stepwell.common.async_calls import Coalescer
+from stepwell.engines.capabilities import missing_capabilities
 from stepwell.engines.engine import CHANGING, EngineFacts, EngineHttp, EngineKind, probe_engine, sampled_by
-from stepwell.engines.missing import missing_capabilities
 from stepwell.errors import EngineUnavailable
 
 log = logging.getLogger("stepwell.gateway")

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from stepwell.engines.capabilities import PROBE_USER, probe_logprobs_mode
 from stepwell.engines.engine import (
     EXTRA_SAMPLING,
     EngineFacts,
@@ -27,7 +28,6 @@ from stepwell.engines.engine import (
     StreamedTokens,
     encode_request,
 )
-from stepwell.engines.logprobs_mode import PROBE_USER, probe_logprobs_mode
 from stepwell.engines.openai import MODELS, plain_request
 from stepwell.engines.vllm_control import VllmControl
 from stepwell.errors import BadRequest, EngineUnavailable

@@ -5,9 +5,8 @@ pool. The names are Atropos'; `python -m stepwell.envs FILE` runs a file that im
 """
 
 from stepwell.envs.base import BaseEnv
-from stepwell.envs.chat_tokens import tokenize_for_trainer
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling, ServerBaseline
-from stepwell.envs.scored_data import Item, Message, ScoredDataGroup, ScoredDataItem, gather
+from stepwell.envs.scored_data import Item, Message, ScoredDataGroup, ScoredDataItem, gather, tokenize_for_trainer
 from stepwell.envs.servers import ServerManager
 
 EvalHandlingEnum = EvalHandling

@@ -21,7 +21,7 @@ ATROPOSLIB = "atroposlib"
 DOCUMENTED = "trajectoryhandler"
 """Atropos' document of BaseEnv has it in this package, which Atropos has renamed since."""
 INSTALL = "pip install --no-deps atroposlib==0.4.0"
-NAMES = "stepwell.envs.atropos_names"
+NAMES = "stepwell.envs.atropos_imports"
 OURS: Mapping[str, str] = {
     "atroposlib.envs.base": NAMES,
     "atroposlib.envs.eval": "stepwell.envs.evaluation",

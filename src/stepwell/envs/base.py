@@ -7,7 +7,6 @@ class BaseEnv(Environment):
     @classmethod
     def cli(cls) -> None:
         """The command line: serve, process or evaluate."""
-        from stepwell.envs.cli import main
 
         main(cls)
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import IO, Any
 
-from stepwell.common.atomic_files import replacing_file
+from stepwell.common.files import replacing_file
 
 FILE = re.compile(r"step-(\d+)\.json")
 

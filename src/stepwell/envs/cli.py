@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell import logs
 from stepwell.common.command_line import FlagParser, fail, failing
-from stepwell.envs.config import as_server_configs
-from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags, read_flags
+from stepwell.envs.config import EnvFlags, EnvSettings, ProcessFlags, as_server_configs, read_flags
 from stepwell.errors import StepwellError
 
 log = logging.getLogger("stepwell.envs")
@@ -79,8 +78,8 @@ def serve(env: "Environment", settings: EnvSettings, view: "ProgressView") -> No
 
 
 def process(env: "Environment", settings: EnvSettings, view: "ProgressView") -> None:
+    from stepwell.envs.group_files import PAGE, GroupFolder
     from stepwell.envs.loop import lifecycle
-    from stepwell.envs.output.group_files import PAGE, GroupFolder
 
     assert isinstance(settings.flags, ProcessFlags)
     folder = Path(settings.flags.out)

@@ -14,8 +14,15 @@ from pydantic import Field
 
 from stepwell.common.tokenizers import load_tokenizer
 from stepwell.envs.base import BaseEnv
-from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline, as_server_configs
-from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags
+from stepwell.envs.config import (
+    APIServerConfig,
+    BaseEnvConfig,
+    EnvFlags,
+    EnvSettings,
+    ProcessFlags,
+    ServerBaseline,
+    as_server_configs,
+)
 from stepwell.envs.scored_data import Groups, Item, ScoredDataGroup, as_list
 from stepwell.envs.servers import ServerManager
 from stepwell.errors import BadRequest

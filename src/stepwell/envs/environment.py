@@ -14,9 +14,16 @@ from functools import cached_property
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 from stepwell.common.tokenizers import load_tokenizer
-from stepwell.envs.checkpoints import Checkpoints
-from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline, as_server_configs, unknown_settings
-from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags
+from stepwell.envs.config import (
+    APIServerConfig,
+    BaseEnvConfig,
+    EnvFlags,
+    EnvSettings,
+    ProcessFlags,
+    ServerBaseline,
+    as_server_configs,
+    unknown_settings,
+)
 from stepwell.envs.scored_data import Groups, Item, ScoredDataGroup, ScoredDataItem, as_list, gather
 from stepwell.envs.servers import ServerManager
 from stepwell.envs.servers.server import reasoning_fields

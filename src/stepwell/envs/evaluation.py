@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.common.command_line import FlagParser, failing, with_dashes
 from stepwell.envs.config import APIServerConfig
-from stepwell.envs.output.eval_files import write_evaluation
 from stepwell.envs.servers import ServerManager
+from stepwell.envs.tracking import write_evaluation
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion

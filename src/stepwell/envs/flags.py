@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, create_mode
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
 from stepwell.common.command_line import FlagParser, with_dashes
-from stepwell.common.input_errors import dotted, explain_all
-from stepwell.common.optional import require
+from stepwell.common.imports import require
+from stepwell.common.user_input import dotted, explain_all
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig, ServerBaseline
 from stepwell.errors import BadRequest
 

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import aiohttp
 import orjson
 
-from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.common.async_calls import Backoff, retry_while_unavailable
 from stepwell.envs.scored_data import ScoredDataGroup, append_group
 from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused
-from stepwell.wire.atropos_calls import EnvRegistered, EnvRegistration, EnvStatus
+from stepwell.wire.scored_groups import EnvRegistered, EnvRegistration, EnvStatus
 
 log = logging.getLogger("stepwell.envs")
 

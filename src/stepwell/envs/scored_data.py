@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypedDict
 
 import orjson
 
-from stepwell.common.private_files import open_private
+from stepwell.common.files import open_private
 from stepwell.errors import BadRequest
 
 Item = Any

@@ -13,9 +13,6 @@ from typing import Any
 import numpy as np
 
 from stepwell.envs.config import BaseEnvConfig
-from stepwell.envs.failure_count import FailureCount
-from stepwell.envs.output.eval_files import write_evaluation
-from stepwell.envs.output.wandb_tracker import TABLE, RolloutTable, WandbTracker
 from stepwell.envs.scored_data import Item, ScoredDataGroup
 
 log = logging.getLogger("stepwell.envs")

@@ -9,13 +9,13 @@ Invariants:
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.pool.api.watching import BY_A_PERSON
+from stepwell.steps.arrow import EXTRA, read_step_groups
 from stepwell.steps.columns import Columns
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import step_groups_from_lines
-from stepwell.steps.parquet import EXTRA, read_step_groups
 from stepwell.steps.returns import GivenReward, put_together, take_apart
 
 if TYPE_CHECKING:

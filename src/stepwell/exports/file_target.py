@@ -11,14 +11,14 @@ from contextlib import closing, contextmanager
 from pathlib import PurePath
 from typing import Any
 
-from stepwell.common.atomic_files import writing_under_temporary_name
-from stepwell.common.optional import require
+from stepwell.common.files import writing_under_temporary_name
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
-from stepwell.exports.file_source import DATA
+from stepwell.exports.export_files import DATA
 from stepwell.exports.shapes import ExportShape
+from stepwell.steps.arrow import EXTRA
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import line_of
-from stepwell.steps.parquet import EXTRA
 
 MAX_FILE_BYTES = 2**28
 """Bytes after which a dataset gets another file."""

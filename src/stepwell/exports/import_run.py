@@ -14,17 +14,16 @@ from collections.abc import AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from stepwell.common.retry import retry_while_unavailable
+from stepwell.common.async_calls import retry_while_unavailable
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.exports.pool_source import ATTEMPTS, BACKOFF, all_changes
-from stepwell.exports.progress import TransferProgress
+from stepwell.exports.pool_transfer import ATTEMPTS, BACKOFF, TransferProgress, all_changes
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import Columns, stack, unpack
 from stepwell.steps.groups import StepGroup, split_by_size
 from stepwell.steps.returns import put_together, take_apart
-from stepwell.steps.soundness import fault_kind, step_fault
 from stepwell.steps.step import Json, JsonObject
+from stepwell.steps.trainable import fault_kind, step_fault
 
 MESSAGE_BYTES = 2**23
 """Bytes sent at once."""

@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
-from stepwell.exports.file_source import FileSource
+from stepwell.exports.export_files import FileSource
 from stepwell.steps.advantages import group_advantages
+from stepwell.steps.arrow import EXTRA
 from stepwell.steps.columns import Columns, pack, unpack
-from stepwell.steps.digest import batch_digest, first_version, lineage_name, trajectory_digests
-from stepwell.steps.groups import StepGroup
-from stepwell.steps.parquet import EXTRA
+from stepwell.steps.groups import StepGroup, batch_digest, first_version, lineage_name, trajectory_digests
 from stepwell.steps.step import Exactness, Step
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 LINEAGE = "_lineage"
 """The folder of an archive's lineage."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
-from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.common.async_calls import Backoff, retry_while_unavailable
 from stepwell.errors import PoolUnavailable
 from stepwell.exports.selection import Selection
-from stepwell.pool.api.consent import may_keep
+from stepwell.pool.api.sessions import may_keep
 from stepwell.pool.api.watching import Changes, Cursor, TrajectorySnapshot
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import Columns, pack, stack, unpack

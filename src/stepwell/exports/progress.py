@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from stepwell.common.progress import ProgressLine
+from stepwell.common.command_line import ProgressLine
 from stepwell.steps.groups import StepGroup
 
 

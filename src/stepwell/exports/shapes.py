@@ -13,9 +13,8 @@ from stepwell.steps.arrow import step_groups_to_arrow
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import Record, step_records
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import ASIDE
+from stepwell.steps.trainable import ASIDE, fault_kind
 
 if TYPE_CHECKING:
     import pyarrow

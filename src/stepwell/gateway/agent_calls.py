@@ -17,37 +17,47 @@ from stepwell.access.caller import Caller
 from stepwell.common.bounded_http import WHEN_GONE
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.engines.fleet import EngineDirectory
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import EngineUnavailable, Overloaded
-from stepwell.gateway.call_in_flight import CallInFlight, RequestedCall, send_error
-from stepwell.gateway.call_resolver import CallPlace, CallResolver, session_key_of
-from stepwell.gateway.dialects.dialect import CallUrl, DialectContext, ModelCall, TokenCounter
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy, policy_for, told_sampling
-from stepwell.gateway.dialects.side_calls import side_call_kind, writes_markers
-from stepwell.gateway.engine_answers import EngineAnswers
-from stepwell.gateway.http.deduplication import CAPTURE_HEADER, CallHeaders, RequestDeduplicator, read_call_headers
-from stepwell.gateway.http.error_responses import describe_refusal, describe_unforeseen
-from stepwell.gateway.http.metrics import GatewayMetrics, RemovedFields, ReplacedSampling
-from stepwell.gateway.http.quotas import CallQuotas, QuotaUse
-from stepwell.gateway.http.request_body import Headers, Message, Receive, Send, declared_length
-from stepwell.gateway.http.response_writer import ResponseWriter
-from stepwell.gateway.http.sighting import Sighting, handover_of, is_handed_over
-from stepwell.gateway.http.tracing import Tracing
-from stepwell.gateway.recording.step_builder import PendingStep
-from stepwell.gateway.unrecorded_calls import (
+from stepwell.gateway.call_resolver import CallResolver, session_key_of
+from stepwell.gateway.calls import (
     NO_TRAJECTORY,
     UNRECORDED_HEADER,
+    CallInFlight,
+    CallPlace,
+    RequestedCall,
     Unrecorded,
     as_uncaptured,
     as_unrecorded,
+    send_error,
 )
-from stepwell.pool.api.calls import Repeats
+from stepwell.gateway.dialects.dialect import DialectContext, ModelCall, TokenCounter
+from stepwell.gateway.dialects.request_rules import SamplingPolicy, policy_for, told_sampling
+from stepwell.gateway.dialects.side_calls import side_call_kind, writes_markers
+from stepwell.gateway.engine_answers import EngineAnswers
+from stepwell.gateway.error_responses import describe_refusal, describe_unforeseen
+from stepwell.gateway.metrics import GatewayMetrics, RemovedFields, ReplacedSampling, Tracing
+from stepwell.gateway.recording.step_builder import PendingStep
+from stepwell.gateway.requests import (
+    CAPTURE_HEADER,
+    CallHeaders,
+    CallQuotas,
+    CallUrl,
+    Headers,
+    Message,
+    QuotaUse,
+    Receive,
+    Send,
+    declared_length,
+    read_call_headers,
+)
+from stepwell.gateway.response_writer import RequestDeduplicator, ResponseWriter, Sighting, handover_of, is_handed_over
 from stepwell.pool.api.policy import ChannelPolicy
-from stepwell.pool.api.producing import TRAIN, TrajectoryRef
+from stepwell.pool.api.producing import TRAIN, Repeats, TrajectoryRef
 from stepwell.pool.api.sessions import session_id_of
 from stepwell.steps.conversation import MARKERS_IN_TEXT
-from stepwell.steps.sampling import SIDE_CALL
 from stepwell.steps.step import Json
+from stepwell.steps.trainable import SIDE_CALL
 from stepwell.wire.openai import Upstream
 
 MAX_IN_FLIGHT = 20_000

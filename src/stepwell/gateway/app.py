@@ -11,52 +11,48 @@ from fastapi import FastAPI, Response
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.audit_log import AuditLog
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT
+from stepwell.access.route_table import BELOW_A_TRAJECTORY, TRAJECTORY_ROOT, RouteGuard
 from stepwell.common.async_calls import running
-from stepwell.common.cross_site import CrossSiteCheck
-from stepwell.common.listening import LOOPBACK_HOSTS, ServedHosts
+from stepwell.common.listening import LOOPBACK_HOSTS, CrossSiteCheck, ServedHosts
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.discovery import EngineDiscovery
 from stepwell.engines.fleet import EngineFleet
+from stepwell.gateway import error_responses
+from stepwell.gateway import metrics as tracing
 from stepwell.gateway.agent_calls import MAX_IN_FLIGHT, AgentCalls, ChannelRouting, DialectContexts
+from stepwell.gateway.asgi import AccessCheck, GatewayAsgi, MountedApp, access_table
 from stepwell.gateway.bridge.bridge import RENDER_TIMEOUT, Bridge
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.call_book import CallBook
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 from stepwell.gateway.call_resolver import ASK_TIMEOUT, CallResolver
+from stepwell.gateway.calls import SESSION_IDS, SessionIds
 from stepwell.gateway.dialects import DIALECTS
+from stepwell.gateway.dialects.chat_form import StepSeal
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext
-from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
-from stepwell.gateway.dialects.step_seal import StepSeal
+from stepwell.gateway.dialects.request_rules import NO_MORE, RequestRules, SamplingPolicy
 from stepwell.gateway.engine_answers import EngineAnswers
-from stepwell.gateway.http import error_responses, tracing
-from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.http.quotas import CallQuota, CallQuotas
-from stepwell.gateway.http.response_writer import SILENCE, KeepAlives
+from stepwell.gateway.metrics import GatewayMetrics
+from stepwell.gateway.recording.call_book import CallBook
 from stepwell.gateway.recording.outbox import SETTLE_TIMEOUT, Outbox
-from stepwell.gateway.recording.redactor import Redactor
+from stepwell.gateway.recording.redaction import Redactor
 from stepwell.gateway.recording.spool import Spool
+from stepwell.gateway.recording.step_book import VersionConfirmer
 from stepwell.gateway.recording.step_builder import StepBuilder
-from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.gateway.routes.access import AccessCheck, access_table
-from stepwell.gateway.routes.asgi import GatewayAsgi, MountedApp
-from stepwell.gateway.routes.fast_routes import FastRoutes
-from stepwell.gateway.routes.openapi import openapi_document
+from stepwell.gateway.requests import CallQuota, CallQuotas
+from stepwell.gateway.response_writer import SILENCE, KeepAlives
 from stepwell.gateway.routes.operator_routes import (
     ReadinessCheck,
+    openapi_document,
     operator_router,
     register_pool_readings,
     register_readings,
 )
-from stepwell.gateway.routes.trajectory_routes import opening_router, trajectory_router
+from stepwell.gateway.routes.trajectory_routes import FastRoutes, opening_router, trajectory_router
 from stepwell.gateway.routes.whitebox_routes import whitebox_router
-from stepwell.gateway.session_ids import SESSION_IDS, SessionIds
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.scoring import RewardScorer
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import LinkClient
-from stepwell.steps.sampling import LeftOutLog
+from stepwell.steps.trainable import LeftOutLog
 
 log = logging.getLogger("stepwell.gateway")
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepwell.pool.api.calls import CallBegun, HeldCalls
+from stepwell.pool.api.producing import CallBegun, HeldCalls
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step
 

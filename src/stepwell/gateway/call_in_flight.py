@@ -5,16 +5,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepwell.gateway.bridge.bridge import PromptPlan
-from stepwell.gateway.call_resolver import CallPlace
-from stepwell.gateway.dialects.dialect import NO_URL, CallUrl, Dialect, ModelCall, StreamWriter
-from stepwell.gateway.http.deduplication import CallHeaders
-from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
-from stepwell.gateway.http.response_writer import ResponseWriter
-from stepwell.gateway.http.sighting import Sighting
+from stepwell.gateway.calls import NO_TRAJECTORY, CallPlace
+from stepwell.gateway.dialects.dialect import Dialect, ModelCall, StreamWriter
+from stepwell.gateway.error_responses import ErrorDetails, openai_error
 from stepwell.gateway.recording.step_builder import PendingStep
-from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
-from stepwell.pool.api.calls import CallBegun
-from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.gateway.requests import NO_URL, CallHeaders, CallUrl
+from stepwell.gateway.response_writer import ResponseWriter, Sighting
+from stepwell.pool.api.producing import CallBegun, TrajectoryRef
 from stepwell.steps.step import Step
 
 

@@ -27,10 +27,16 @@ from stepwell.access.caller import ANYONE, Caller, SessionKey
 from stepwell.common.async_calls import ignore_failure
 from stepwell.errors import Forgotten, PoolFull, PoolUnavailable, StepwellError, UnknownTrajectory
 from stepwell.gateway.bridge.digests import RequestDigest, conversation_digest_of, digest_request
+from stepwell.gateway.calls import (
+    NO_TRAJECTORY,
+    UNRECORDED_PREFIXES,
+    SessionIds,
+    Unrecorded,
+    check_uids,
+    session_id_by_name,
+)
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.http.deduplication import CallHeaders
-from stepwell.gateway.session_ids import UNRECORDED_PREFIXES, SessionIds, check_uids, session_id_by_name
-from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY, Unrecorded
+from stepwell.gateway.requests import CallHeaders
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import SESSION_MARK, SessionCall, SessionPlace, session_id_of, session_prompt_uid
 from stepwell.pool.client import PoolClient

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ABORT, ChoicesReply, ChoicesStream, copy_reasoning, missing_delta
-from stepwell.steps.sampling import constrained_reason
 from stepwell.steps.step import JsonObject, VersionSpan, logprobs_array
+from stepwell.steps.trainable import constrained_reason
 from stepwell.wire.openai import Sampled, Upstream, Usage, text_ids
 
 MOST_ABORTS = 16

@@ -12,33 +12,28 @@ from typing import Any, TypeAlias
 
 from stepwell.common.async_calls import run_to_end
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import EngineReply
+from stepwell.engines.replica import EngineReply
 from stepwell.errors import EngineUnavailable, StepwellError
 from stepwell.gateway.bridge.bridge import Bridge
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
-from stepwell.gateway.bridge.parents import Turn
-from stepwell.gateway.call_book import CallBook
-from stepwell.gateway.call_in_flight import CallInFlight
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, Turn
 from stepwell.gateway.call_resolver import CallResolver
-from stepwell.gateway.continuation import Continuation
-from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream, read_reply
-from stepwell.gateway.dialects.sse import EventReader
-from stepwell.gateway.http.error_responses import (
+from stepwell.gateway.calls import CallInFlight, add_origins, require_consistent
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream, EventReader, read_reply
+from stepwell.gateway.error_responses import (
     CONTEXT_OVERFLOW,
     ErrorDetails,
     describe_refusal,
     describe_stream_error,
 )
-from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.http.response_writer import KeepAlives
+from stepwell.gateway.metrics import GatewayMetrics
+from stepwell.gateway.recording.call_book import CallBook
 from stepwell.gateway.recording.step_builder import NO_ORIGIN, PromptOrigin, StepBuilder
+from stepwell.gateway.response_writer import KeepAlives
 from stepwell.gateway.stored_conversations import StoredConversations, store_turn
-from stepwell.gateway.unrecorded_calls import add_origins, require_consistent
 from stepwell.pool.api.producing import CONTINUED, ENDED_BY, Registration, TrajectoryRef
 from stepwell.pool.client import PoolClient
-from stepwell.steps.sampling import LeftOutLog
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import NOT_CONTINUED
+from stepwell.steps.trainable import NOT_CONTINUED, LeftOutLog
 from stepwell.wire.openai import NO_USAGE, Sampled, Usage
 
 Replies: TypeAlias = Callable[[], Sequence[Mapping[str, Any] | None]]

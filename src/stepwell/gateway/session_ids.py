@@ -8,7 +8,7 @@ from hashlib import blake2b
 from secrets import token_hex
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.unrecorded_calls import Unrecorded
+from stepwell.gateway.calls import Unrecorded
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS, SESSION_MARK, SESSION_PREFIX
 from stepwell.wire.gateway_api import UID_PATTERN

@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 
 from stepwell.errors import PreviousResponseNotFound
-from stepwell.gateway.dialects.chat import repair_messages
 from stepwell.gateway.dialects.chat_form import assistant_message, joined_system
 from stepwell.gateway.dialects.dialect import ModelCall
+from stepwell.gateway.dialects.openai import repair_messages
 from stepwell.gateway.recording.outbox import Outbox
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.client import PoolClient

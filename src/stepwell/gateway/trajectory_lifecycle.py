@@ -9,10 +9,10 @@ from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller, SessionKey
 from stepwell.errors import BadRequest, NotPermitted, TooLarge
 from stepwell.gateway.call_resolver import CallResolver
-from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.http.quotas import CallQuotas
+from stepwell.gateway.calls import LONGEST_ID, RESERVED_PREFIXES, UNRECORDED_PREFIXES, check_uids
+from stepwell.gateway.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.session_ids import LONGEST_ID, RESERVED_PREFIXES, UNRECORDED_PREFIXES, check_uids
+from stepwell.gateway.requests import CallQuotas
 from stepwell.pool.api.producing import SCRUB_SPOOL, TRAIN, Registration, RewardGiven, TrajectoryRef
 from stepwell.pool.api.sessions import CLIENT, SessionCall, session_prompt_uid
 from stepwell.pool.client import PoolClient

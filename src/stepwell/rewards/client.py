@@ -5,7 +5,7 @@ import math
 from functools import partial
 from typing import Any
 
-from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.common.async_calls import Backoff, retry_while_unavailable
 from stepwell.errors import NotReady, RewardFailed, StepwellError
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.pool.api.transport import ActorAway, ActorFailed, ActorMissing, ActorTransport

@@ -8,13 +8,11 @@ from functools import partial
 from pydantic import ValidationError
 
 from stepwell.common.async_calls import is_async
-from stepwell.common.function_loading import HOW_TO_NAME, load_member
-from stepwell.common.input_errors import explain_all
+from stepwell.common.imports import HOW_TO_NAME, load_member
+from stepwell.common.user_input import explain_all
 from stepwell.errors import BadRequest, NotReady
-from stepwell.rewards.attempt import failure_text
-from stepwell.rewards.compute_score import as_reward_function, is_compute_score
 from stepwell.rewards.confinement.sandbox import SandboxLevel
-from stepwell.rewards.function import RewardFunction
+from stepwell.rewards.function import RewardFunction, failure_text
 from stepwell.steps.step import JsonObject
 
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.common.async_calls import Backoff, retry_while_unavailable
 from stepwell.errors import StepwellError
 from stepwell.pool.api.scoring import Judgement
 from stepwell.pool.client import PoolClient

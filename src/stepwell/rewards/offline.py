@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Attempt, JudgementOutcome, Score
-from stepwell.rewards.attempt import shortened
+from stepwell.rewards.function import shortened
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.rewards.sample import sample_of
+from stepwell.steps.arrow import ParquetReader, ParquetWriter, StoredTrajectory
 from stepwell.steps.layout import reward_carrier
-from stepwell.steps.parquet import ParquetReader, ParquetWriter, StoredTrajectory
 from stepwell.steps.returns import return_of
 from stepwell.steps.step import OF_STEP, OF_TRAJECTORY, Json, JsonObject, Step
 

@@ -12,9 +12,8 @@ from functools import cached_property
 from stepwell.common.tokenizers import Decode, no_tokenizer
 from stepwell.pool.api.scoring import RewardRequest
 from stepwell.steps.conversation import MARKERS_IN_TEXT, ChatMessage, read_messages, without_end
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import IntArray, Json, JsonObject, Step, ids_array
-from stepwell.steps.step_filter import ASIDE
+from stepwell.steps.trainable import ASIDE, fault_kind
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

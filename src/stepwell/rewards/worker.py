@@ -14,11 +14,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeLabelSchedulingStrategy, NotIn
 
-from stepwell.common.portable_actor import portable_actor
+from stepwell.common.message_format import portable_actor
 from stepwell.errors import Conflict, RewardFailed, StepwellError
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.pool.client import PoolClient
-from stepwell.rewards.loop import RewardLoop
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.runner.runner import RewardRunner
 from stepwell.rewards.sample import sample_of_request

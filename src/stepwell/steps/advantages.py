@@ -4,7 +4,7 @@
 - Without step rewards all kinds of advantages are equal.
 - A rollout that no one has scored has none (NaN) and does not change those of the others.
 
-With what it is compared is the baseline (steps/baselines.py).
+With what it is compared is the baseline (steps/advantages.py).
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
-from stepwell.steps.baselines import EPSILON, BaselineInputs, Floats, GroupBaseline, compare_rollouts
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.running_statistics import ALL, NO_PAST, RunningStatistics
 from stepwell.steps.step import BoolArray
 
 AdvantageKind: TypeAlias = Literal["rollout", "step", "reward_to_go"]

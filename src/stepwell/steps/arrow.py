@@ -14,23 +14,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns, cut, make_columns, pack_values, packed_column, stack
 from stepwell.steps.groups import StepGroup, with_sorted_metadata
 from stepwell.steps.layout import offsets, parts_of, run_lengths, sums
-from stepwell.steps.schema import (
+from stepwell.steps.sent_columns import DTYPES
+from stepwell.steps.step import (
     GROUP_COLUMNS,
     READERS,
     REQUIRED,
     SCALAR_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
+    BoolArray,
     Column,
     ColumnKind,
+    IntArray,
+    VersionSpan,
+    ids_array,
 )
-from stepwell.steps.sent_columns import DTYPES
-from stepwell.steps.step import BoolArray, IntArray, VersionSpan, ids_array
 
 if TYPE_CHECKING:
     import pyarrow

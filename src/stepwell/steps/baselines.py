@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
+from stepwell.steps.advantages import ALL, NO_PAST, RunningStatistics
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.running_statistics import ALL, NO_PAST, RunningStatistics
 from stepwell.steps.step import BoolArray
 
 BaselineKind: TypeAlias = Literal["group", "leave_one_out", "batch", "running", "none"]

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from stepwell.common.message_format import FORMAT, OWN_FORMS, OwnForm, incompatible, message, sent
 from stepwell.steps.layout import IndexArray, offsets, sums
-from stepwell.steps.sampling import read_temperature
-from stepwell.steps.schema import CARRIED, REQUIRED, SCALAR_COLUMNS, Column, Storage
 from stepwell.steps.sent_columns import (
     DTYPES,
     KINDS,
@@ -43,7 +41,21 @@ from stepwell.steps.sent_columns import (
     read_texts,
     stored_values,
 )
-from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
+from stepwell.steps.step import (
+    CARRIED,
+    REQUIRED,
+    SCALAR_COLUMNS,
+    BoolArray,
+    Column,
+    Exactness,
+    FloatArray,
+    IntArray,
+    JsonObject,
+    Step,
+    Storage,
+    VersionSpan,
+)
+from stepwell.steps.trainable import read_temperature
 
 D = TypeVar("D", bound=np.generic)
 

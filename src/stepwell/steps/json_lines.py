@@ -16,8 +16,7 @@ import orjson
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns, pack, unpack
 from stepwell.steps.groups import StepGroup, with_sorted_metadata
-from stepwell.steps.schema import READERS, SCHEMA, STEP_COLUMNS, Column, ColumnKind
-from stepwell.steps.step import Step
+from stepwell.steps.step import READERS, SCHEMA, STEP_COLUMNS, Column, ColumnKind, Step
 
 SCHEMA_KEY = "stepwell_schema"
 Record: TypeAlias = Mapping[str, Any]

@@ -16,7 +16,6 @@ from stepwell.errors import BadRequest
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import BoolArray, FloatArray, IntArray
-from stepwell.steps.tensors import ArrayRecord
 
 D = TypeVar("D", bound=np.generic)
 Overlong: TypeAlias = Literal["raise", "drop"]

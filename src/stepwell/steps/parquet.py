@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stepwell.common.atomic_files import writing_under_temporary_name
-from stepwell.common.optional import require
+from stepwell.common.files import writing_under_temporary_name
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.steps.arrow import check_schema, columns_from_arrow, group_sizes, step_groups_from_arrow
 from stepwell.steps.columns import unpack

@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from stepwell.steps.columns import NO_BASE, Columns, PrefixLinks
 from stepwell.steps.layout import IndexArray, is_first, offsets, returns_of, sums
-from stepwell.steps.padding import Overlong, fitting, ones, spread
+from stepwell.steps.padding import ArrayRecord, Overlong, fitting, ones, spread
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import BoolArray, FloatArray, IntArray
-from stepwell.steps.tensors import ArrayRecord
 
 D = TypeVar("D", bound=np.generic)
 NO_VERSION = -1

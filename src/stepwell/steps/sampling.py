@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import JsonObject, Step
+from stepwell.steps.trainable import fault_kind
 
 SIDE_CALL = "side_call"
 """The kind of a step that an agent's harness made for itself. Leaving it out is no loss."""

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.schema import SCALAR_COLUMNS, ColumnKind
-from stepwell.steps.step import IntArray, VersionSpan
+from stepwell.steps.step import SCALAR_COLUMNS, ColumnKind, IntArray, VersionSpan
 
 DTYPES: dict[ColumnKind, type[np.generic]] = {
     ColumnKind.INT32: np.int32,

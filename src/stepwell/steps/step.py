@@ -3,7 +3,7 @@
 - `exactness` says where the ids come from: the engine, a white-box agent, or text that was encoded again.
 - `reward` is None until someone scores the step, so that an error is never taken for 0.
 - A step with `quarantine` is never trained. A step with `untrainable` is trained only if the consumer asks for it.
-- The fields are those of `STEP_COLUMNS` in steps/schema.py.
+- The fields are those of `STEP_COLUMNS` in steps/step.py.
 """
 
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ class Step:
     """Why the step must not be trained; None if it is sound."""
     untrainable: str | None = None
     """Why a sound step is trained only if the consumer asks for it, as "kind: explanation"; None for other steps. The
-    kinds are in steps/sampling.py."""
+    kinds are in steps/trainable.py."""
     temperature: float | None = None
     """The temperature at which the response was sampled; None if it is not known."""
     trajectory_return: float | None = None

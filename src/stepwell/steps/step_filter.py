@@ -8,9 +8,8 @@ from typing import Protocol
 
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest
-from stepwell.steps.sampling import SIDE_CALL
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness
+from stepwell.steps.trainable import SIDE_CALL, fault_kind
 
 TOO_INEXACT = "exactness"
 """The kind of reason for steps whose grade is too low."""

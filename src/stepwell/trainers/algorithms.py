@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from stepwell.steps.baselines import BaselineKind
-from stepwell.trainers.aggregation import LossAggregation
+from stepwell.steps.advantages import BaselineKind
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stepwell.common.atomic_files import SUFFIX, replacing_file
+from stepwell.common.files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest
 from stepwell.trainers.feed import FeedState
 

@@ -7,12 +7,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.advantages import compare_steps
-from stepwell.steps.baselines import BaselineInputs
+from stepwell.steps.advantages import ALL, NO_PAST, BaselineInputs, RunningStatistics, compare_steps
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.left_out import NO_STEP
-from stepwell.steps.returns import split_rewards
-from stepwell.steps.running_statistics import ALL, NO_PAST, RunningStatistics
+from stepwell.steps.returns import NO_STEP, split_rewards
 from stepwell.steps.step import BoolArray
 from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.settings import RowSettings

@@ -7,7 +7,7 @@ Invariants:
 - Only what is in the ledger is acknowledged: the trainer says that a checkpoint with it is on disk, or that there are
   no checkpoints.
 - Rollouts that come back although they are in hand, trained or kept are known by their names, and not trained again.
-- Rows that teach nothing are counted (trainers/learnable.py), and their leases go the same way as all others.
+- Rows that teach nothing are counted (trainers/reporting.py), and their leases go the same way as all others.
 - One thread may take batches while another one counts them as trained.
 """
 
@@ -25,17 +25,17 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.common.atomic_files import replacing_file
+from stepwell.common.files import replacing_file
 from stepwell.errors import BadRequest, FetchTimeout, LeaseExpired, PoolUnavailable, StepwellError
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.pool.client import DataPool
+from stepwell.steps.advantages import NO_PAST, RunningStatistics, statistics_of
 from stepwell.steps.columns import Columns, stack
 from stepwell.steps.layout import IndexArray, firsts_of
-from stepwell.steps.left_out import LeftOutSteps, WholeGroups, join_left_out, whole_groups
+from stepwell.steps.returns import LeftOutSteps, WholeGroups, join_left_out, whole_groups
 from stepwell.steps.rows import MergedRows, merge_rows
-from stepwell.steps.running_statistics import NO_PAST, RunningStatistics, statistics_of
-from stepwell.trainers.learnable import LearningMonitor
 from stepwell.trainers.ports import TrainingBatch
+from stepwell.trainers.reporting import LearningMonitor
 from stepwell.trainers.rows import TrainedRows, choose_rows
 from stepwell.trainers.settings import FeedSettings
 

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import BadRequest
 from stepwell.trainers.algorithms import ALGORITHMS
-from stepwell.trainers.distributions import (
+from stepwell.trainers.policy_loss import (
+    LogRatios,
     chosen_logprobs,
     entropies,
     kl_penalty,
+    log_ratios,
+    policy_loss,
+    sequence_log_ratios,
     token_distributions,
     token_logprobs,
 )
-from stepwell.trainers.policy_loss import LogRatios, log_ratios, policy_loss, sequence_log_ratios
 from stepwell.trainers.rows import MicroBatch, TrainedRows
 from stepwell.trainers.settings import Settings, default_rate
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.pool.client import DataPool
 from stepwell.steps.rows import NO_VERSION
 from stepwell.steps.step import FloatArray

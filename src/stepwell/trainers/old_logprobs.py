@@ -16,11 +16,11 @@ import numpy as np
 
 from stepwell.steps.layout import IndexArray
 from stepwell.steps.step import BoolArray, FloatArray
-from stepwell.trainers.checkpoint import TensorState
-from stepwell.trainers.distributions import token_logprobs
-from stepwell.trainers.guard.version_store import borrowed
+from stepwell.trainers.learner import borrowed
+from stepwell.trainers.policy_loss import token_logprobs
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import Settings
+from stepwell.trainers.transfers import TensorState
 
 if TYPE_CHECKING:
     import torch

@@ -3,7 +3,7 @@
 Three policies take part: the one that sampled the tokens, the proximal one (the weights before the first gradient step
 of a batch), and the current one.
 
-- A batch's loss is the sum of its tokens' losses, each with a weight (trainers/aggregation.py). It does not depend on
+- A batch's loss is the sum of its tokens' losses, each with a weight (trainers/algorithms.py). It does not depend on
   how tokens are divided into rows, and rows into passes.
 - Without an importance cap, the objective compares the current policy with the one that sampled.
 - With one, it compares the current policy with the proximal one, and tokens have importance weights: how much likelier

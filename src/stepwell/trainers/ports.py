@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stepwell.pool.api.leasing import HasLeases
 from stepwell.steps.columns import Columns
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.left_out import LeftOutSteps, WholeGroups
+from stepwell.steps.returns import LeftOutSteps, WholeGroups
 from stepwell.steps.rows import MergedRows
 
 

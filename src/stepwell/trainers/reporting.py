@@ -18,7 +18,7 @@ from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.trainers.learner import Learned
 from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows, came_to_no_end

@@ -4,7 +4,7 @@
 - A group of one has the fallback baseline.
 - A rollout is left out if it is unscored, or, if the settings say so, if log-probabilities are missing or its last step
   did not come to its end.
-- A missing log-probability is NaN until a trainer fills it in (trainers/old_logprobs.py): one that does not, fails.
+- A missing log-probability is NaN until a trainer fills it in (trainers/learner.py): one that does not, fails.
 - A step is left out if its temperature is not known, or not the one that is trained, or if its own advantages cannot
   be used.
 - What is left out, here or by the pool, is counted. It does not change the advantages of the rest.
@@ -19,16 +19,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.steps.baselines import NEED_SIBLINGS, NO_FALLBACK, BaselineInputs, baseline_advantages
+from stepwell.steps.advantages import (
+    NEED_SIBLINGS,
+    NO_FALLBACK,
+    NO_PAST,
+    BaselineInputs,
+    RunningStatistics,
+    baseline_advantages,
+)
 from stepwell.steps.columns import Columns
 from stepwell.steps.credit import credit_shares
 from stepwell.steps.layout import IndexArray, firsts_of, in_parts_of, offsets, parts_of, sums
 from stepwell.steps.padding import ones, spread
 from stepwell.steps.rows import MergedRows
-from stepwell.steps.running_statistics import NO_PAST, RunningStatistics
-from stepwell.steps.sampling import SMALLEST_TEMPERATURE
 from stepwell.steps.step import CUT_SHORT, BoolArray, FloatArray
-from stepwell.trainers.aggregation import LossAggregation, token_weights
+from stepwell.steps.trainable import SMALLEST_TEMPERATURE
+from stepwell.trainers.algorithms import LossAggregation, token_weights
 from stepwell.trainers.comparison import compare, whole_returns
 from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.settings import RowSettings, TrainingUnit

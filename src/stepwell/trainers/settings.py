@@ -5,11 +5,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from stepwell.errors import BadRequest
-from stepwell.steps.advantages import AdvantageKind
-from stepwell.steps.baselines import BaselineKind
+from stepwell.steps.advantages import AdvantageKind, BaselineKind
 from stepwell.steps.credit import CreditKind
-from stepwell.trainers.aggregation import LossAggregation
-from stepwell.trainers.algorithms import ALGORITHMS, AlgorithmDefaults, AlgorithmKind
+from stepwell.trainers.algorithms import ALGORITHMS, AlgorithmDefaults, AlgorithmKind, LossAggregation
 
 TrainingUnit: TypeAlias = Literal["groups", "trajectories", "steps"]
 ImportanceSampling: TypeAlias = Literal["truncated", "masked"]

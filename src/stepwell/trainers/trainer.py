@@ -14,19 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from stepwell.pool.client import DataPool
-from stepwell.trainers.checkpoint import (
-    Checkpoint,
-    TensorState,
-    random_state,
-    read_checkpoint,
-    set_random_state,
-    write_checkpoint,
-)
 from stepwell.trainers.feed import Feed
-from stepwell.trainers.learner import Learner
-from stepwell.trainers.old_logprobs import OldPolicies
+from stepwell.trainers.learner import Learner, OldPolicies
 from stepwell.trainers.reporting import Report, Stopwatch, UpdateMetrics, guarded, measure
 from stepwell.trainers.settings import Settings, choose_old_logprobs
+from stepwell.trainers.transfers import TensorState
 
 if TYPE_CHECKING:
     import torch

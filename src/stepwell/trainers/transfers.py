@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from stepwell.common.atomic_files import rename_folder
-from stepwell.common.optional import require
+from stepwell.common.files import rename_folder
+from stepwell.common.imports import require
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import Conflict
-from stepwell.trainers.weight_stream import WeightStream, split_stream
 
 FOLDERS = ("a", "b")
 UNFINISHED = "unfinished"

@@ -37,16 +37,22 @@ import numpy as np
 
 from stepwell.errors import BadRequest, FetchTimeout
 from stepwell.pool.client import DataPool
-from stepwell.steps.advantages import AdvantageKind
-from stepwell.steps.baselines import BaselineKind
+from stepwell.steps.advantages import AdvantageKind, BaselineKind
 from stepwell.steps.credit import CreditKind
 from stepwell.trainers.feed import Feed
 from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import FeedSettings, OldLogprobs, choose_old_logprobs
-from stepwell.trainers.trl_progress import DeliveredGroup, TrlProgress
-from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber, row_samples
-from stepwell.trainers.weight_stream import Weights
+from stepwell.trainers.transfers import Weights
+from stepwell.trainers.trl_groups import (
+    DeliveredGroup,
+    GroupStaleness,
+    PolicyVersions,
+    RolloutSample,
+    SampleNumber,
+    TrlProgress,
+    row_samples,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -17,9 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from stepwell.errors import BadRequest
 from stepwell.trainers.trl import StepwellRolloutWorker
-from stepwell.trainers.trl_old_logprobs import install
-from stepwell.trainers.trl_progress import TrlProgress
-from stepwell.trainers.trl_samples import SampleNumber
+from stepwell.trainers.trl_groups import SampleNumber, TrlProgress
 
 STATE_FILE = "trainer_state.json"
 GROUPS = "groups"

@@ -18,7 +18,7 @@ from threading import Lock
 from typing import Any
 
 from stepwell.trainers.feed import Feed, FeedState, LeasedRollouts
-from stepwell.trainers.trl_samples import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber, packed, unpacked
+from stepwell.trainers.trl_groups import GroupStaleness, PolicyVersions, RolloutSample, SampleNumber, packed, unpacked
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from stepwell.errors import SyncFailed
-from stepwell.trainers.weight_stream import WeightStream
+from stepwell.trainers.transfers import WeightStream
 
 if TYPE_CHECKING:
     import torch

@@ -26,13 +26,17 @@ import numpy as np
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import BadRequest, EngineSilent, SyncFailed
-from stepwell.trainers.checkpoint import TensorState
-from stepwell.trainers.distributions import token_logprobs
-from stepwell.trainers.ports import VersionedPool
-from stepwell.trainers.sync_round import SyncRound, break_off
-from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.weight_proof import DTYPES, EngineProof, SentDigests
-from stepwell.trainers.weight_stream import Weights, WeightStream, is_follower, is_model, stream_weights
+from stepwell.trainers.policy_loss import token_logprobs
+from stepwell.trainers.sync_round import DTYPES, EngineProof, SentDigests, SyncRound, break_off
+from stepwell.trainers.transfers import (
+    CheckpointTransfer,
+    TensorState,
+    Weights,
+    WeightStream,
+    is_follower,
+    is_model,
+    stream_weights,
+)
 
 if TYPE_CHECKING:
     import torch

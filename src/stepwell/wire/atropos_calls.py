@@ -4,7 +4,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from stepwell.common.input_errors import explain_all
+from stepwell.common.user_input import explain_all
 from stepwell.errors import BadRequest
 
 M = TypeVar("M", bound=BaseModel)

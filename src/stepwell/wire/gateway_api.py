@@ -23,12 +23,20 @@ from pydantic import (
     model_validator,
 )
 
-from stepwell.pool.api.consent import CONSENT, RETENTION
 from stepwell.pool.api.producing import LAST_STEP, UNFINISHED_REWARD, EndResult
-from stepwell.pool.api.sessions import RESERVED_UIDS
-from stepwell.steps.sampling import MULTIMODAL
-from stepwell.steps.schema import ARRAY_KINDS, READERS, REQUIRED, STEP_COLUMNS, Column, ColumnKind, ColumnScope
-from stepwell.steps.step import Step, VersionSpan
+from stepwell.pool.api.sessions import CONSENT, RESERVED_UIDS, RETENTION
+from stepwell.steps.step import (
+    ARRAY_KINDS,
+    READERS,
+    REQUIRED,
+    STEP_COLUMNS,
+    Column,
+    ColumnKind,
+    ColumnScope,
+    Step,
+    VersionSpan,
+)
+from stepwell.steps.trainable import MULTIMODAL
 
 UID_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._~:@-]{0,127}"
 
@@ -67,7 +75,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
 Version = Annotated[int, Field(ge=0, lt=2**63)]
 Logprob = Annotated[float, Field(gt=-1e38, lt=1e38)]
-"""A number that fits in 32 bits; steps/soundness.py decides whether it can be a log-probability."""
+"""A number that fits in 32 bits; steps/trainable.py decides whether it can be a log-probability."""
 MAX_SUBMITTED_STEPS = 4096
 """The most steps in one request: the gateway serves nobody else while it reads them."""
 JsonFields = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]

@@ -1,7 +1,7 @@
 """Reads an engine's answers in OpenAI's form.
 
 A part that is missing or of the wrong type is read as empty. An answer without its main parts is EngineUnavailable.
-steps/soundness.py decides whether what was read can be trained on.
+steps/trainable.py decides whether what was read can be trained on.
 """
 
 import json

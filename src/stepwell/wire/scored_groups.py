@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from stepwell.common.json_containers import MOST_CONTAINERS, check_containers
+from stepwell.common.user_input import MOST_CONTAINERS, check_containers
 from stepwell.errors import BadRequest
 from stepwell.steps.layout import IndexArray, offsets
 from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, Json, JsonObject

@@ -24,8 +24,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from stepwell.common.json_containers import check_containers
-from stepwell.common.optional import require
+from stepwell.common.imports import require
+from stepwell.common.user_input import check_containers
 from stepwell.errors import BadRequest
 from stepwell.steps.arrow import list_array
 from stepwell.steps.layout import IndexArray, offsets

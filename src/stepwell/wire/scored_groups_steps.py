@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from stepwell.steps.advantages import group_advantages
 from stepwell.steps.columns import Columns, cut, make_columns
 from stepwell.steps.layout import IndexArray, offsets, trajectories_of
-from stepwell.steps.left_out import NOTHING_LEFT_OUT, LeftOutSteps, whole_groups
+from stepwell.steps.returns import NOTHING_LEFT_OUT, LeftOutSteps, whole_groups
 from stepwell.steps.rows import NO_VERSION, merge_rows
-from stepwell.steps.sampling import read_temperature, untrainable_reason
 from stepwell.steps.step import GRADES, BoolArray, FloatArray, Json, JsonObject, ids_array
+from stepwell.steps.trainable import read_temperature, untrainable_reason
 from stepwell.wire.scored_groups import FILLER, ScoredGroup
 
 GROUP = "group"

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.ray_cluster import RayCluster
 from rig.threads import in_thread
-from stepwell.agents.flow import AgentFlow
 from stepwell.agents.outcome import AgentFailure
-from stepwell.agents.rollout import RolloutResult, RolloutStatus
+from stepwell.agents.rollout import AgentFlow, RolloutResult, RolloutStatus
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 SAMPLE = {"question": "2 + 2?", "answer": "4"}

@@ -11,7 +11,7 @@ import pytest
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
-from stepwell.agents.foreign.tasks_process import CHILD, TasksProcess
+from stepwell.agents.foreign import CHILD, TasksProcess
 from stepwell.agents.outcome import AgentFailure
 from stepwell.agents.rollout import RolloutCounts
 from stepwell.commands.envs_run import EnvsRunSettings, make_rollouts

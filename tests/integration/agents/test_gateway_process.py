@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.fake_engine import FakeEngine
 from rig.ray_cluster import RayCluster
@@ -22,7 +23,6 @@ from stepwell.agents.rollouter import AsyncRollouter
 from stepwell.errors import NotReady
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 KEY = "a-control-key-of-the-tests"
 

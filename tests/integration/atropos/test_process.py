@@ -7,13 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.atropos.server import ENVIRONMENT, TRAINER, atropos_process, firsts, scored_group
 from rig.gateways import GatewayProcess, free_port
 from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_from_arrow, groups_to_arrow
 

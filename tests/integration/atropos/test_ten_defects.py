@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwell.envs.group_files import group_html
+from stepwell.pool.actors import start_pool
 
 from rig.atropos.calling import AtroposClient, Group, calling, make_group
 from rig.atropos.server import atropos_process, serve_atropos
@@ -24,11 +26,9 @@ from stepwell.atropos.registry import SILENCE, Registry
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataItem
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.loop.progress import EnvProgress
-from stepwell.envs.output.html_page import group_html
 from stepwell.envs.servers import ServerManager
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.shard.actor import start_pool
-from stepwell.wire.atropos_calls import EnvRegistration
+from stepwell.wire.scored_groups import EnvRegistration
 
 KEY = "a-key-of-sufficient-length"
 JSON = {"Content-Type": "application/json"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.builders import make_group
 from rig.gateways import served_process
@@ -15,7 +16,6 @@ from rig.ray_cluster import RayCluster
 from rig.vocabulary import encode
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.dashboard.client import BEARER, KEY, curate, eventually, get, known
 
 

@@ -10,12 +10,10 @@ from rig.chatml import render_chat
 from rig.fake_engine import FakeEngine, Faults
 from rig.fake_engine.sampling import Reply
 from rig.vocabulary import pieces
-from stepwell.doctor.case_runner import HELLO, CaseRunner
 from stepwell.doctor.cases import CASES, bridge, reasoning
-from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import CaseColumn, Grade
-from stepwell.doctor.local_gateway import open_local_gateway
-from stepwell.doctor.replies import MESSAGES, RESPONSES
+from stepwell.doctor.local_gateway import HELLO, CaseRunner, open_local_gateway
+from stepwell.doctor.replies import MESSAGES, RESPONSES, DecodedText
 
 COLUMNS = (CaseColumn.IDS, CaseColumn.LOGPROBS, CaseColumn.TEXT, CaseColumn.STREAM)
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from rig.fake_engine import FakeEngine
 from rig.gateways import free_port
 from stepwell.doctor.examination import examine
-from stepwell.doctor.findings import CaseColumn, Grade
-from stepwell.doctor.report_text import plain
+from stepwell.doctor.findings import CaseColumn, Grade, plain
 from tests.integration.doctor.test_faults import examined, found
 
 COLUMNS = (CaseColumn.IDS, CaseColumn.LOGPROBS, CaseColumn.TEXT, CaseColumn.STREAM)

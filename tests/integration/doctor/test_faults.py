@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from rig.fake_engine import FakeEngine, Faults
+from stepwell.doctor.engine_checks import StreamPatience
 from stepwell.doctor.examination import examine
-from stepwell.doctor.findings import CaseColumn, Finding, Grade, Report
-from stepwell.doctor.report_text import plain
-from stepwell.doctor.stream_check import StreamPatience
+from stepwell.doctor.findings import CaseColumn, Finding, Grade, Report, plain
 
 HURRIED = StreamPatience(first=0.03, token=0.001, silence=0.03)
 

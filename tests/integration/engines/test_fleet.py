@@ -16,7 +16,7 @@ from rig.waiting import until
 from stepwell.engines import replica
 from stepwell.engines.engine import EXTRA_SAMPLING, EngineFacts, EngineHttp, Generated
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.engines.vllm import VllmEngine
 from stepwell.errors import EngineUnavailable
 from tests.integration.engines.engine_calls import (

@@ -13,7 +13,7 @@ from rig.local_pool import LocalPool
 from rig.threads import in_thread
 from stepwell.commands.processes import missing_lines
 from stepwell.doctor.examination import examine
-from stepwell.doctor.report_text import as_json, plain
+from stepwell.doctor.findings import as_json, plain
 from stepwell.engines.fleet import EngineFleet
 from tests.integration.gateway.test_bridge import USER, conversing, made, row_count
 

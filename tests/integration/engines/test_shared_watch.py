@@ -9,10 +9,10 @@ import pytest
 
 from rig.fake_engine import FakeEngine
 from rig.waiting import until
-from stepwell.engines import shared_watch
+from stepwell.engines import discovery as shared_watch
+from stepwell.engines.discovery import SharedWatch
 from stepwell.engines.fleet import EngineFleet
 from stepwell.engines.replica import EngineState
-from stepwell.engines.shared_watch import SharedWatch
 from tests.integration.engines.engine_calls import call, states
 
 

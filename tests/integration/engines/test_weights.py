@@ -11,8 +11,7 @@ from rig.fake_engine import FakeEngine
 from rig.waiting import until
 from stepwell.engines.engine import EngineTimeouts
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replica import EngineState
-from stepwell.engines.replies import EngineReply
+from stepwell.engines.replica import EngineReply, EngineState
 from stepwell.errors import EngineUnavailable
 from tests.integration.engines.engine_calls import (
     ASKED,

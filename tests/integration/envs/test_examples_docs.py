@@ -12,7 +12,8 @@ from rig.gateways import free_port
 from rig.group_files import read_lines
 from rig.shells import Shell, fresh_shell
 from rig.threads import in_thread
-from stepwell.envs import BaseEnv, Item, cli
+from stepwell.envs import BaseEnv, Item
+from stepwell.envs import base as cli
 from stepwell.envs.distillation import TeacherDistillationEnv, TeacherFlags
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"

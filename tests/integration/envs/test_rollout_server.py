@@ -12,7 +12,7 @@ from rig.waiting import until
 from stepwell.envs.rollout_server import RolloutServer
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import RolloutServerAway
-from stepwell.wire.atropos_calls import EnvRegistration
+from stepwell.wire.scored_groups import EnvRegistration
 
 GROUP: ScoredDataGroup = {"tokens": [[1, 2], [3, 4]], "masks": [[-100, 2], [-100, 4]], "scores": [0.0, 1.0]}
 

@@ -14,9 +14,9 @@ import pytest
 from rig.rollout_server import FakeRolloutServer
 from rig.waiting import until
 from stepwell.envs.config import EvalHandling
-from stepwell.envs.failure_count import FailureCount
 from stepwell.envs.loop import lifecycle
 from stepwell.envs.loop.progress import EnvProgress
+from stepwell.envs.tracking import FailureCount
 from stepwell.errors import BadRequest, EnvironmentFailed, RolloutServerRefused
 from tests.integration.envs.counting import CountingEnv, counting, rollout
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from stepwell.steps.trainable import PROCESSED, RAW
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataGroup
 from stepwell.envs.loop import lifecycle
-from stepwell.steps.sampling import PROCESSED, RAW
 
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
 

@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from stepwell.pool.actors import start_pool
+
 from stepwell.commands.export import ExportSettings, ImportSettings, export_steps, import_steps
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 
 def new_pool(name: str, namespace: str, shards: int = 2, **limits: Any) -> PoolClient:

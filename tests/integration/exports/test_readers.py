@@ -5,11 +5,9 @@ from pathlib import Path
 import datasets
 import polars as pl
 import pytest
+from stepwell.exports.export_files import open_target
 
-from stepwell.exports.file_target import open_target
-from stepwell.exports.preferences import PreferenceShape
-from stepwell.exports.sft import SftShape
-from stepwell.exports.shapes import ExportShape, StepsShape
+from stepwell.exports.shapes import ExportShape, PreferenceShape, SftShape, StepsShape
 from tests.unit.exports.stored import stored, turns
 
 GROUPS = [

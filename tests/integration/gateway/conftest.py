@@ -3,6 +3,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import GatewayProcess, gateway_process
@@ -10,7 +11,6 @@ from rig.ray_cluster import RayCluster
 from rig.threads import in_thread
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 StartGateway = Callable[..., AbstractContextManager[GatewayProcess]]
 

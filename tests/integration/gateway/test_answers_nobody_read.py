@@ -13,6 +13,10 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
+from stepwell.gateway.dialects.openai import ChatDialect
+from stepwell.gateway.recording.call_book import CallBook
+from stepwell.steps.trainable import fault_kind
 
 from rig.fake_engine import FakeEngine, Faults, Reply
 from rig.gateways import serve_gateway
@@ -22,12 +26,8 @@ from rig.waiting import until
 from stepwell.common.bounded_http import BoundedHttp
 from stepwell.errors import BadRequest
 from stepwell.gateway.app import GatewayLimits
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
-from stepwell.gateway.call_book import CallBook
-from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import unpack
-from stepwell.steps.soundness import fault_kind
 
 FOR_EVER = 60.0
 SAME_KEY: dict[str, Any] = {"Idempotency-Key": "once"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 from rig import chat_templates
 from rig.fake_engine import FakeEngine, Reply, ToolCall
@@ -15,7 +16,6 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
 from rig.waiting import until
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.pool.client import PoolClient
 from stepwell.steps.columns import pack
 from stepwell.steps.rows import merge_rows

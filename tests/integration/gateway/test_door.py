@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import httpx
 import pytest
+from stepwell.gateway.requests import LARGEST_BODY
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
@@ -18,7 +19,6 @@ from rig.openai_agent import HELLO, agent_of
 from rig.threads import in_thread
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.engines import PRIVATE_FIELDS
-from stepwell.gateway.http.request_body import LARGEST_BODY
 
 CONTROL = "control-key-of-the-tests"
 OLDER = "an-older-key-of-the-tests"

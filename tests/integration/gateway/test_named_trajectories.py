@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from stepwell.gateway.calls import session_id_by_name
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
@@ -15,7 +16,6 @@ from rig.local_pool import LocalPool
 from rig.waiting import until
 from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
-from stepwell.gateway.session_ids import session_id_by_name
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}

@@ -7,6 +7,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from stepwell.gateway.dialects.openai import ChatDialect
+from stepwell.gateway.error_responses import ErrorDetails
 
 from rig.fake_engine import FakeEngine, Faults, Reply
 from rig.gateways import serve_gateway
@@ -14,10 +16,8 @@ from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
 from rig.vocabulary import END_OF_TURN, encode
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.dialects.chat import ChatDialect
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
-from stepwell.gateway.http.error_responses import ErrorDetails
 from stepwell.steps.step import Exactness, Step
 from stepwell.wire.openai import Usage
 

@@ -12,6 +12,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from stepwell.gateway.requests import CallQuota
 
 from rig.fake_engine import FakeEngine, Reply
 from rig.gateways import serve_gateway
@@ -21,8 +22,7 @@ from rig.waiting import until
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key
-from stepwell.gateway.http.quotas import CallQuota
-from stepwell.gateway.recording.redactor import Redactor
+from stepwell.gateway.recording.redaction import Redactor
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.sessions import SESSION
 from tests.integration.gateway.test_sessions import live_pool, trajectories

@@ -6,13 +6,13 @@ from typing import Any
 
 import openai
 import pytest
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 from rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
 from rig.vocabulary import END_OF_TURN, encode
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Exactness, Step
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from stepwell.gateway.bridge.recorded_turns import ThinkingPolicy
 
 from rig.docs_pages import DOCS, blocks
 from rig.fake_engine import FakeEngine
@@ -14,7 +15,6 @@ from rig.local_pool import LocalPool
 from rig.waiting import until
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import SessionKey
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.pool.api.sessions import CLIENT, SESSION
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 

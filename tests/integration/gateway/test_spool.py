@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.actors import pid_of
 from rig.fake_engine import FakeEngine
@@ -18,7 +19,6 @@ from rig.waiting import wait_until
 from stepwell.gateway.recording.spool import Spool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.gateway.conftest import StartGateway
 
 

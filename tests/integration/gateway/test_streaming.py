@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from stepwell.steps.trainable import fault_kind
 
 from rig.fake_engine import FakeEngine, Faults, Reply, ToolCall
 from rig.gateways import serve_gateway
@@ -16,7 +17,6 @@ from rig.local_pool import LocalPool
 from rig.vocabulary import pieces
 from rig.waiting import until
 from stepwell.steps.columns import unpack
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
 
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}

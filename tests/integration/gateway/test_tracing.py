@@ -8,8 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import ClassVar
 
 import pytest
-
-from stepwell.gateway.http.tracing import start
+from stepwell.gateway.metrics import start
 
 
 class Collector(BaseHTTPRequestHandler):

@@ -1,6 +1,7 @@
+from stepwell.pool.actors import start_pool
+
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 
 def started(plan: PoolPlan, namespace: str) -> PoolClient:

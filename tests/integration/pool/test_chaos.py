@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
@@ -13,7 +14,6 @@ from stepwell.errors import FetchTimeout
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 TRAINER = """
 import sys, time

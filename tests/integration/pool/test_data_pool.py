@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import ray
+from stepwell.pool.actors import start_pool
+from stepwell.pool.slices.producing import AddSteps
 
 from rig.actors import pid_of
 from rig.builders import make_step, same_step
@@ -17,9 +19,7 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.batch import batch_of
-from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
-from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack
 from tests.integration.pool.conftest import started
 

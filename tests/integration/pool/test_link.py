@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from stepwell.pool.actors import start_pool
 
 from rig.actors import pid_of
 from rig.builders import make_step
@@ -19,13 +20,11 @@ from rig.gateways import free_port
 from rig.ray_cluster import RayCluster
 from rig.waiting import until, wait_until
 from stepwell.errors import PoolUnavailable, RayUnreachable, UnknownTrajectory
-from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.transport import ActorAway, ActorFailed
+from stepwell.pool.api.transport import SERVING, UNSEEN, ActorAway, ActorFailed
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.link import RayLink, SharedLink
-from stepwell.pool.shard.actor import start_pool
 
 
 @pytest.fixture

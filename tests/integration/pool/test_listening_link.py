@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.gateways import served_process
 from rig.network_links import ServedLink, make_link_files, served_link
@@ -19,13 +20,11 @@ from rig.network_namespace import NetworkNamespace, can_make_namespaces, network
 from rig.ray_cluster import RayCluster
 from rig.waiting import answers, until, wait_until
 from stepwell.errors import BadRequest
-from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.transport import ActorAway
+from stepwell.pool.api.transport import SERVING, UNSEEN, ActorAway
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.network_link import NetworkLink
-from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.client.link import NetworkLink
 from tests.integration.dashboard.client import BEARER, KEY, eventually, get, known
 
 DASHBOARD_PORT, GATEWAY_PORT, ENGINE_PORT = 8200, 8100, 8001

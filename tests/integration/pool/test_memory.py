@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import ray
+from stepwell.pool.slices.producing import AddSteps
 
 from rig.actors import actor, pid_of
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import Columns, pack, unpack
 from stepwell.steps.step import IntArray, Step, logprobs_array
 from tests.integration.pool.conftest import started

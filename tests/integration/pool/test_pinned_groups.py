@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from stepwell.pool.actors import reshard_pool, start_pool
 
 from rig.actors import pid_of, wait_until_back
 from rig.builders import EasyPool, make_step
 from stepwell.common.message_format import message
 from stepwell.errors import PoolFull
-from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.staleness import Present
+from stepwell.pool.api.watching import why_not_trained
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import reshard_pool, start_pool
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.state.journal import StateJournal

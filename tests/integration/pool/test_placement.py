@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.actors import actor, node_of
 from rig.ray_nodes import joined_node
@@ -10,7 +11,6 @@ from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 SOON = 2.0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from stepwell.pool.actors import start_pool
 
 from rig.actors import pid_of
 from rig.builders import make_step
@@ -15,7 +16,6 @@ from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.pool.conftest import started
 
 SHARDS = 4

@@ -12,9 +12,8 @@ from rig.actors import pid_of
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
 from tests.integration.pool.conftest import started

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 from openai import OpenAI
+from stepwell.pool.actors import start_pool
 
 import stepwell
 from rig.fake_engine import FakeEngine
@@ -17,7 +18,6 @@ from rig.threads import in_thread
 from stepwell.errors import BadRequest, Conflict, NotPermitted, UnknownTrajectory
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 KEY = "a-control-key-of-the-tests"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray
+from stepwell.pool.actors import start_pool
 
 from rig.actors import pid_of, wait_until_back
 from rig.builders import make_group
@@ -17,7 +18,6 @@ from stepwell.errors import BadRequest, Conflict, NotReady, RewardFailed
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.pool.shard.ray_transport import RayTransport
 from stepwell.rewards.client import RewardClient
 from stepwell.rewards.runner.messages import Job

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from stepwell.pool.actors import start_pool
+from stepwell.steps.trainable import INCOMPLETE
 
 from rig.actors import pid_of
 from rig.fake_engine import FakeEngine, Faults
@@ -22,8 +24,6 @@ from rig.waiting import wait_until
 from stepwell.errors import FetchTimeout
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
-from stepwell.steps.step_filter import INCOMPLETE
 from tests.integration.gateway.test_spool import spooled
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}

@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
+from stepwell.pool.actors import start_pool
 
 from rig.actors import pid_of
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import GatheringTransport
-from stepwell.pool.shard.actor import start_pool
+from stepwell.pool.client.link_messages import GatheringTransport
 from stepwell.pool.shard.gateway_roster import GAP
 from stepwell.pool.shard.ray_transport import RayTransport
 

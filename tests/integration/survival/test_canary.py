@@ -7,6 +7,8 @@ import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from stepwell.pool.actors import start_pool
+
 from rig.actors import pid_of, wait_until_back
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
@@ -17,7 +19,6 @@ from stepwell.engines.routing import SessionSplit
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 CHAT = "/v1/chat/completions"
 SHARE = 0.4

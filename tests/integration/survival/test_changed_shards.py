@@ -10,15 +10,14 @@ from itertools import count
 from pathlib import Path
 
 import ray
+from stepwell.pool.actors import reshard_pool, start_pool
 
 from rig.actors import actor, pid_of
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import reshard_pool, start_pool
 from tests.integration.pool.conftest import started
 
 PROMPTS = [f"p{n}" for n in range(12)]
@@ -28,7 +27,7 @@ IN_FLIGHT = 6
 RESHARDER = """
 import os, signal, sys
 from stepwell.pool.client.ray_cluster import join_ray
-from stepwell.pool.shard import actor
+from stepwell.pool import actors as actor
 
 address, namespace, shards, moment = sys.argv[1:]
 made = []

@@ -8,7 +8,7 @@ from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import GatheringTransport
+from stepwell.pool.client.link_messages import GatheringTransport
 
 GATEWAYS = 20
 OBSERVED = 4.0

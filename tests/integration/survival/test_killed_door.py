@@ -6,13 +6,13 @@ import signal
 from pathlib import Path
 
 import httpx
+from stepwell.pool.actors import start_pool
 
 from rig.actors import pid_of
 from rig.atropos.server import atropos_process, scored_group
 from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 
 def test_a_group_that_is_sent_again_after_a_kill_is_in_once(

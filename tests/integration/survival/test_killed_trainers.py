@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 
+from stepwell.pool.actors import start_pool
+
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 TRAINER = """
 import sys, threading, time

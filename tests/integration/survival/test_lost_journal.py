@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from stepwell.pool.actors import start_pool
 
 from rig.actors import actor, pid_of
 from rig.builders import make_step
@@ -18,7 +19,6 @@ from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from tests.integration.pool.conftest import started
 
 PATIENCE = 120.0

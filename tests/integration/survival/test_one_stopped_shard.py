@@ -8,10 +8,11 @@ import time
 from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
+from stepwell.pool.actors import start_pool
+
 from rig.actors import pid_of
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 
 T = TypeVar("T")
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import ray
+from stepwell.pool.actors import start_pool
 
 from rig.actors import node_of
 from rig.ray_nodes import joined_node
 from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, place_workers, start_rewards
 

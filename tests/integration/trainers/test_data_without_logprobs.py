@@ -18,7 +18,7 @@ import torch
 from rig.atropos.server import TRAINER, serve_atropos
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
-from stepwell.trainers import trl_old_logprobs
+from stepwell.trainers import trl_callback as trl_old_logprobs
 from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer

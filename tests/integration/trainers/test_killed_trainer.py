@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from stepwell.pool.actors import start_pool
 
 from rig.builders import make_step
 from rig.ray_cluster import RayCluster
@@ -19,8 +20,7 @@ from rig.trainers.lives import passes_for
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
-from stepwell.trainers.checkpoint import read_checkpoint
+from stepwell.trainers.trainer import read_checkpoint
 from tests.integration.trainers.dying_trainer import GROUPS_PER_UPDATE
 
 CHECKOUT = Path(__file__).parents[3]

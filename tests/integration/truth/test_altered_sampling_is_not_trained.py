@@ -8,12 +8,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from stepwell.gateway.dialects.request_rules import SamplingPolicy
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from rig.openai_agent import HELLO, agent_of
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from stepwell.pool.api.stats import StepCount
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

@@ -13,6 +13,7 @@ import aiohttp
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from stepwell.gateway.dialects.request_rules import RequestRules
 
 from rig.fake_engine import FakeEngine, Reply, ToolCall
 from rig.gateways import serve_gateway
@@ -22,7 +23,6 @@ from stepwell.access.caller import Role
 from stepwell.access.key_file import KeyFile, create_key
 from stepwell.commands.gateway import GatewaySettings, run_gateway
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.request_fields import RequestRules
 from stepwell.pool.api.scoring import RewardRequest, RewardScore
 from stepwell.steps.step import Step, VersionSpan
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
+from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
 
 from rig.atropos.server import scored_group, serve_atropos
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
 from stepwell.envs import APIServerConfig, ServerManager, gather
-from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 

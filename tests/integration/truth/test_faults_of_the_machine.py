@@ -19,7 +19,7 @@ from stepwell.agents.blackbox import BlackBoxAgentFlow
 from stepwell.agents.cli_agents import ClaudeCode
 from stepwell.agents.dataset import Dataset
 from stepwell.agents.flows import SubprocessAgent, ToolLoop
-from stepwell.agents.foreign.tasks_process import TasksBroken, reward_of
+from stepwell.agents.foreign import TasksBroken, reward_of
 from stepwell.agents.outcome import AgentFailed
 from stepwell.agents.rollout import Rollout, RolloutResult, RolloutStatus
 from stepwell.agents.rollouter import AsyncRollouter

@@ -10,6 +10,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from stepwell.gateway.dialects.request_rules import SamplingPolicy
 
 from rig.fake_engine import FakeEngine
 from rig.gateways import serve_gateway
@@ -19,7 +20,6 @@ from rig.waiting import until
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Role, SessionKey
 from stepwell.access.key_file import KeyFile, create_key
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
 from tests.integration.gateway.test_sessions import live_pool, trajectories
 
 HEADER = "x-stepwell-sampling"

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from stepwell.steps.trainable import RAW, UNKNOWN_MODE
 
 from rig.fake_engine import FakeEngine, Faults, Reply
 from rig.gateways import serve_gateway
@@ -19,7 +20,6 @@ from stepwell.agents.whitebox import AgentFlowBase
 from stepwell.engines.engine import EngineFacts, EngineHttp
 from stepwell.engines.vllm import VllmEngine
 from stepwell.errors import EngineUnavailable
-from stepwell.steps.sampling import RAW, UNKNOWN_MODE
 from stepwell.wire.scored_groups import group_from_json
 from stepwell.wire.scored_groups_arrow import groups_from_arrow, groups_to_arrow
 from stepwell.wire.scored_groups_steps import columns_from_group

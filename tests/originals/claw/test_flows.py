@@ -16,6 +16,7 @@ from typing import Any
 
 import openai
 import pytest
+from stepwell.pool.actors import start_pool
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from rig.fake_engine import FakeEngine, Reply, ToolCall
@@ -26,7 +27,6 @@ from rig.threads import in_thread
 from rig.trainers.process import trainer_python
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
-from stepwell.pool.shard.actor import start_pool
 from stepwell.rewards.runner.messages import Job
 from stepwell.rewards.worker import RewardPlan, start_rewards
 from stepwell.steps.step import Step

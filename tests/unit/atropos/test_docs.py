@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 from typing import cast
 
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registries
-from stepwell.atropos.routes import AtroposRoutes
+from stepwell.atropos.app import AtroposRoutes
+from stepwell.atropos.registry import AtroposMetrics, Registries
 from stepwell.pool.client import PoolClient
 from tests.originals.atropos.baseline import BASELINE, STARTS
 from tests.originals.atropos.table import TABLE

@@ -19,14 +19,12 @@ from stepwell.atropos.group_intake import (
     name_by_key,
 )
 from stepwell.atropos.http import AtroposRequest
-from stepwell.atropos.metrics import AtroposMetrics
-from stepwell.atropos.registry import Registry
+from stepwell.atropos.registry import AtroposMetrics, Registry
 from stepwell.errors import BadRequest, PoolFull, PoolUnavailable
 from stepwell.pool.api.plan import Overflow
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.columns import Columns
-from stepwell.wire.atropos_calls import EnvRegistration
-from stepwell.wire.scored_groups import ScoredGroup, group_from_json
+from stepwell.wire.scored_groups import EnvRegistration, ScoredGroup, group_from_json
 from stepwell.wire.scored_groups_arrow import MEDIA_TYPE, groups_to_arrow
 
 

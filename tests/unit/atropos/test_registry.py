@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from stepwell.atropos.registry import SILENCE, Registries, Registry, RegistryFile
 from stepwell.pool.api.leasing import ReadyGroups
-from stepwell.wire.atropos_calls import EnvRegistration, TrainerRegistration
+from stepwell.wire.scored_groups import EnvRegistration, TrainerRegistration
 
 EMPTY = ReadyGroups({})
 

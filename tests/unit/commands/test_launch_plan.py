@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
+from stepwell.common.http import JsonAnswer
 
 from stepwell.commands.dashboard import DashboardSettings
 from stepwell.commands.gateway import GatewaySettings
 from stepwell.commands.launch_plan import LaunchPlan, ServedModel, UpSettings, environment, make_plan, read_model
-from stepwell.commands.shared import JsonAnswer
 from stepwell.commands.state_folder import StateFolder
 from stepwell.errors import BadRequest, EngineUnavailable
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-
-from stepwell.common.atomic_files import replacing_file, sync_path, temporary_name, writing_under_temporary_name
+from stepwell.common.files import replacing_file, sync_path, temporary_name, writing_under_temporary_name
 
 
 def test_a_file_gets_its_name_at_the_end(tmp_path: Path) -> None:

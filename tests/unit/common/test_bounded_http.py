@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 import uvicorn
 import uvloop
+from stepwell.gateway.response_writer import handover_of, is_handed_over
 
 from rig.waiting import until
 from stepwell.common.bounded_http import HANDOVER, BoundedHttp, Handover
-from stepwell.gateway.http.sighting import handover_of, is_handed_over
 
 LARGE = b"x" * 32 * 2**20
 Then = Callable[[Handover], Awaitable[None]]

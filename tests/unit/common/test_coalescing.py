@@ -4,7 +4,7 @@ import pytest
 
 from rig.complaints import Complaints
 from rig.waiting import until
-from stepwell.common.coalescing import BatchSender, Coalescer, SharedAnswer
+from stepwell.common.async_calls import BatchSender, Coalescer, SharedAnswer
 from stepwell.errors import Conflict, PoolUnavailable
 
 

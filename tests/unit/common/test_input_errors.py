@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-
-from stepwell.common.input_errors import explain_all
+from stepwell.common.user_input import explain_all
 
 
 class Inner(BaseModel):

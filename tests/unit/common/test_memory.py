@@ -1,8 +1,7 @@
 from pathlib import Path
 
 import pytest
-
-from stepwell.common.memory import machine_memory, usable_memory
+from stepwell.common.own_process import machine_memory, usable_memory
 
 GIB = 2**30
 

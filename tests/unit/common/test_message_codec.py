@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepwell.pool.slices.producing import ChannelIfOpen
 
 from rig.builders import make_step
 from stepwell import errors
@@ -33,18 +34,16 @@ from stepwell.common.message_codec import (
     pack_message,
     unpack_message,
 )
-from stepwell.common.message_format import FORMAT, MESSAGES, OWN_FORMS, field_names
-from stepwell.common.message_types import Json, field_fits, fit
+from stepwell.common.message_format import FORMAT, MESSAGES, OWN_FORMS, Json, field_fits, field_names, fit
 from stepwell.errors import IncompatibleMessage, StepwellError
 from stepwell.pool.api.leasing import BatchRequest
+from stepwell.pool.api.plan import GroupElsewhere
 from stepwell.pool.api.producing import FlushNeeded, SubmitVerdict
 from stepwell.pool.api.scoring import RewardScorer
-from stepwell.pool.api.shard_layout import GroupElsewhere
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client.link_messages import LinkAnswer, LinkCall, LinkState
 from stepwell.pool.shard.operation import LongOperation, Operation
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.trajectories import ChannelIfOpen
 from stepwell.steps.columns import Columns, PrefixLinks, pack, unpack
 from stepwell.steps.step import Exactness, VersionSpan
 

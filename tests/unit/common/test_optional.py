@@ -2,8 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
+from stepwell.common.imports import install_command, require
 
-from stepwell.common.optional import install_command, require
 from stepwell.errors import BadRequest, NotReady
 
 

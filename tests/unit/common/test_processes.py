@@ -8,7 +8,8 @@ import pytest
 
 from rig.waiting import until, wait_until
 from stepwell.common import processes
-from stepwell.common.processes import CommandFailed, end_group, exit_text, free_port, kill_marked, run_command
+from stepwell.common.listening import free_port
+from stepwell.common.processes import CommandFailed, end_group, exit_text, kill_marked, run_command
 from stepwell.errors import NotReady
 
 STUBBORN = """

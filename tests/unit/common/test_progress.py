@@ -3,7 +3,7 @@ import io
 
 import pytest
 
-from stepwell.common.progress import CLEAR, ProgressLine
+from stepwell.common.command_line import CLEAR, ProgressLine
 
 
 class Terminal(io.StringIO):

@@ -2,7 +2,7 @@ from itertools import islice
 
 import pytest
 
-from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.common.async_calls import Backoff, retry_while_unavailable
 
 AT_ONCE = Backoff(first=0.0, longest=0.0)
 

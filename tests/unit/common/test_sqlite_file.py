@@ -4,9 +4,9 @@ from pathlib import Path
 from shutil import disk_usage
 
 import pytest
+from stepwell.common.files import count_wal_frames, open_wal, scrub_database, set_aside_damaged
 
-from stepwell.common import sqlite_file
-from stepwell.common.sqlite_file import count_wal_frames, open_wal, scrub_database, set_aside_damaged
+from stepwell.common import files as sqlite_file
 
 
 def test_a_file_is_opened_in_wal_mode_in_a_folder_that_is_made(tmp_path: Path) -> None:

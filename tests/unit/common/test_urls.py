@@ -1,6 +1,5 @@
 import pytest
-
-from stepwell.common.urls import hide_password
+from stepwell.common.http import hide_password
 
 
 @pytest.mark.parametrize(

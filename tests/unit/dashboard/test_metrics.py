@@ -6,7 +6,7 @@ import pytest
 from rig.dashboard import MadeUpPool
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
 from stepwell.dashboard.metrics import ages_of, exposition, families
-from stepwell.dashboard.state import DashboardState
+from stepwell.dashboard.queries import DashboardState
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.stats import ArchiveStats, ChannelStats, PoolStats, ScoringStats, SessionStats, StepCount
 

@@ -2,15 +2,14 @@ import asyncio
 import threading
 from collections.abc import ItemsView
 
+from stepwell.dashboard.follower import ConversationTexts, IndexedText
+
 from rig.dashboard import MadeUpPool
 from rig.made_up_rollouts import RigTokenizer
 from rig.waiting import until
 from stepwell.dashboard.gateway_monitor import GatewayMonitor
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.texts import ConversationTexts, IndexedText
-from stepwell.dashboard.index.trajectories import TrajectoryKey
-from stepwell.dashboard.queries import DashboardQueries
-from stepwell.dashboard.state import DashboardState
+from stepwell.dashboard.index import Search, TrajectoryKey
+from stepwell.dashboard.queries import DashboardQueries, DashboardState
 from stepwell.pool.api.plan import PoolPlan
 from tests.unit.dashboard.summaries import make_summary, told
 

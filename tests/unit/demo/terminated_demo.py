@@ -13,7 +13,8 @@ from typing import NoReturn
 import ray
 
 from stepwell.commands.demo import DemoSettings, run_demo
-from stepwell.demo import engine, pool, run
+from stepwell.demo import engine, run
+from stepwell.demo import run as pool
 from stepwell.demo.screen import DemoScreen
 
 ENGINE = "#!/bin/sh\ntrap '' TERM\necho stubborn\nwhile :; do sleep 0.1; done\n"

@@ -1,7 +1,7 @@
 from math import nan
 from pathlib import Path
 
-from stepwell.demo.chart import bar, draw, write_picture
+from stepwell.demo.screen import bar, draw, write_picture
 
 
 def test_a_bar_has_the_height_of_its_reward_and_future_updates_are_blank() -> None:

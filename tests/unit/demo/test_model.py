@@ -4,9 +4,8 @@ import torch
 from safetensors.torch import load_file
 
 from stepwell.demo import model
-from stepwell.demo.model import make_model, write_model
+from stepwell.demo.model import END_OF_TURN, ScriptTurn, make_model, make_tokenizer, write_model
 from stepwell.demo.tasks import TASKS, shown, split
-from stepwell.demo.vocabulary import END_OF_TURN, ScriptTurn, make_tokenizer
 
 
 def test_only_the_assistants_tokens_and_its_end_of_turn_have_labels() -> None:

@@ -3,8 +3,9 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from stepwell.demo.live_outcome import LiveStatus
 
-from stepwell.demo.screen import DemoScreen, LiveStatus
+from stepwell.demo.screen import DemoScreen
 from stepwell.pool.api.policy import Canary, PolicyDecision
 from stepwell.trainers.reporting import UpdateMetrics
 

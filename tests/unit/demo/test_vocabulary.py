@@ -6,8 +6,7 @@ import jinja2
 import pytest
 from transformers import AutoTokenizer
 
-from stepwell.demo.tasks import TASKS
-from stepwell.demo.vocabulary import (
+from stepwell.demo.model import (
     CHAT_TEMPLATE,
     END_OF_TURN,
     PADDED_SIZE,
@@ -15,6 +14,7 @@ from stepwell.demo.vocabulary import (
     make_tokenizer,
     write_tokenizer,
 )
+from stepwell.demo.tasks import TASKS
 
 CALLED: list[dict[str, Any]] = [
     {"role": "user", "content": "12+34"},

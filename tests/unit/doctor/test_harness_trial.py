@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 
 from stepwell.agents.cli_agents import HARNESSES, ClaudeCode
 from stepwell.commands.doctor import DoctorSettings
@@ -11,7 +12,6 @@ from stepwell.doctor.findings import Finding, Grade
 from stepwell.doctor.harness_trial import LONGER_CONTEXT, check_start, harness_named, judge_calls, judge_turns
 from stepwell.doctor.local_gateway import AgentCall
 from stepwell.errors import BadRequest
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.steps.step import BRIDGED, RENDERED, Exactness, Step, ids_array, logprobs_array
 
 MESSAGES = "/v1/messages"

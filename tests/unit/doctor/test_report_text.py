@@ -2,8 +2,7 @@
 
 import json
 
-from stepwell.doctor.findings import EXACT, CaseColumn, CaseRow, Check, Finding, Grade, Report
-from stepwell.doctor.report_text import as_json, coloured, plain
+from stepwell.doctor.findings import EXACT, CaseColumn, CaseRow, Check, Finding, Grade, Report, as_json, coloured, plain
 
 FINE = Check("engine", Finding(Grade.OK, "vLLM 0.32.0"))
 PROVED = CaseRow("single turn", {CaseColumn.IDS: EXACT, CaseColumn.LOGPROBS: EXACT})

@@ -1,5 +1,5 @@
+from stepwell.doctor.engine_checks import ReceivedStream, StreamPatience, judge
 from stepwell.doctor.findings import Grade
-from stepwell.doctor.stream_check import ReceivedStream, StreamPatience, judge
 
 PATIENCE = StreamPatience(first=1.0, token=0.5, silence=2.0)
 DONE = b"data: [DONE]\n\n"

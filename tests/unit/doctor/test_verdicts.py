@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome
 
-from stepwell.doctor.detokenizer import DecodedText
 from stepwell.doctor.findings import EXACT, NOTHING, Finding, Grade
-from stepwell.doctor.replies import ExaminedAnswer, ParsedReply, ToolCall
+from stepwell.doctor.replies import DecodedText, ExaminedAnswer, ParsedReply, ToolCall
 from stepwell.doctor.verdicts import (
     judge_as_chat,
     judge_bridge,
@@ -20,7 +20,6 @@ from stepwell.doctor.verdicts import (
     judge_text,
     prefix_break,
 )
-from stepwell.gateway.bridge.outcomes import BridgeOutcome
 from stepwell.steps.step import Exactness, Step, ids_array, logprobs_array
 
 

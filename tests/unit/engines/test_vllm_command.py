@@ -15,7 +15,7 @@ from stepwell.commands.launch_plan import UpSettings
 from stepwell.commands.processes import HOW_TO_START
 from stepwell.demo import engine
 from stepwell.engines.vllm import VllmEngine
-from stepwell.engines.vllm_command import ADDITIONS, CPU_PROGRAM, base_flags, one_line
+from stepwell.engines.vllm_control import ADDITIONS, CPU_PROGRAM, base_flags, one_line
 
 PLACES = (
     "README*.md",

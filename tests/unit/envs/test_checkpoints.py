@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.envs.checkpoints import Checkpoints, claim
+from stepwell.envs.environment import Checkpoints, claim
 
 
 def test_the_newest_at_or_before_a_step_is_found(tmp_path: Path) -> None:

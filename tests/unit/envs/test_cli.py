@@ -7,7 +7,7 @@ import pytest
 
 from rig.group_files import read_lines, read_table
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataItem
-from stepwell.envs.cli import main
+from stepwell.envs.base import main
 
 
 class CountingConfig(BaseEnvConfig):

@@ -1,6 +1,6 @@
 import pytest
 
-from stepwell.envs.failure_count import FailureCount
+from stepwell.envs.tracking import FailureCount
 from stepwell.errors import EnvironmentFailed
 
 

@@ -7,8 +7,16 @@ from typing import Any
 import pytest
 
 from stepwell.common.command_line import FlagParser
-from stepwell.envs.config import APIServerConfig, BaseEnvConfig, EvalHandling, unknown_settings
-from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags, read_flags
+from stepwell.envs.config import (
+    APIServerConfig,
+    BaseEnvConfig,
+    EnvFlags,
+    EnvSettings,
+    EvalHandling,
+    ProcessFlags,
+    read_flags,
+    unknown_settings,
+)
 from stepwell.errors import BadRequest
 
 

@@ -13,18 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.exports.export_files import FileSource, open_target
 
 from stepwell.errors import BadRequest
-from stepwell.exports.file_source import FileSource
-from stepwell.exports.file_target import open_target
 from stepwell.exports.shapes import StepsShape
 from stepwell.pool.client.batch import make_batch
-from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
-from stepwell.steps.arrow import step_groups_from_arrow
+from stepwell.pool.shard.archive_files import LateReward, late_rewards_table
+from stepwell.steps.arrow import ROWS, step_groups_from_arrow
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import line_of, step_groups_from_lines, step_records
-from stepwell.steps.parquet import ROWS
 from tests.unit.exports.stored import stored, turns
 from tests.unit.steps.test_columns import steps
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from stepwell.exports.export_files import format_of, open_target
 
 from stepwell.errors import BadRequest
-from stepwell.exports.file_target import format_of, open_target
 from stepwell.exports.shapes import StepsShape
 from tests.unit.exports.stored import stored, turns
 

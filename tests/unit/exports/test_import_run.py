@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from stepwell.exports.pool_transfer import TransferProgress, common_metadata, import_groups, message
 
 from rig.builders import make_step
 from rig.local_pool import LocalPool
 from stepwell.errors import BadRequest
-from stepwell.exports.import_run import common_metadata, import_groups, message
-from stepwell.exports.progress import TransferProgress
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.steps.groups import StepGroup
 from tests.unit.exports.stored import stored, turns

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from stepwell.exports.pool_transfer import ATTEMPTS, PAGE_TOKENS, PAGE_TRAJECTORIES, list_pool, read_groups
 
-from stepwell.common.retry import Backoff
+from stepwell.common.async_calls import Backoff
 from stepwell.errors import PoolUnavailable
-from stepwell.exports.pool_source import ATTEMPTS, PAGE_TOKENS, PAGE_TRAJECTORIES, list_pool, read_groups
 from stepwell.exports.selection import Selection
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.steps.step import Step

@@ -3,7 +3,7 @@ import pytest
 
 from rig.builders import make_step
 from rig.vocabulary import encode
-from stepwell.exports.preferences import PreferenceShape
+from stepwell.exports.shapes import PreferenceShape
 from tests.unit.exports.shaped import answer, decode, rows
 from tests.unit.exports.stored import stored
 

@@ -1,7 +1,8 @@
 import io
 
-from stepwell.common.progress import INTERVAL
-from stepwell.exports.progress import TransferProgress
+from stepwell.exports.pool_transfer import TransferProgress
+
+from stepwell.common.command_line import INTERVAL
 from tests.unit.exports.stored import stored, turns
 
 

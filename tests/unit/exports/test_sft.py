@@ -1,6 +1,6 @@
 from rig.builders import make_step
 from rig.vocabulary import encode
-from stepwell.exports.sft import IGNORED, SftShape
+from stepwell.exports.shapes import IGNORED, SftShape
 from stepwell.steps.step import mask_array
 from tests.unit.exports.shaped import answer, decode, rows
 from tests.unit.exports.stored import stored, turns

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
+from stepwell.gateway.requests import Headers, Message, Receive, Send
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 

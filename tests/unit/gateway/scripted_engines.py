@@ -7,8 +7,7 @@ from typing import cast
 from stepwell.engines.connections import EngineConnections, HttpReply
 from stepwell.engines.engine import EngineFacts, EngineHttp, EngineRequest, Generated
 from stepwell.engines.fleet import EngineFleet, MakeRequest
-from stepwell.engines.replica import EngineReplica
-from stepwell.engines.replies import EngineReply, RefusedReply
+from stepwell.engines.replica import EngineReplica, EngineReply, RefusedReply
 from stepwell.engines.vllm import VllmEngine
 from stepwell.steps.step import JsonObject
 

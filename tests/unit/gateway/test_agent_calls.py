@@ -1,12 +1,13 @@
 import asyncio
 import json
 
+from stepwell.gateway.calls import send_error
+from stepwell.gateway.error_responses import describe
+from stepwell.gateway.requests import Message
+from stepwell.gateway.response_writer import ResponseWriter
+
 from stepwell.errors import EngineUnavailable, Overloaded
-from stepwell.gateway.call_in_flight import send_error
-from stepwell.gateway.dialects.sse import DONE
-from stepwell.gateway.http.error_responses import describe
-from stepwell.gateway.http.request_body import Message
-from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.gateway.dialects.openai_choices import DONE
 from tests.unit.gateway.dialects.asking import CHAT, chat
 
 

@@ -3,12 +3,11 @@
 import asyncio
 
 import pytest
+from stepwell.gateway.recording.call_book import LATE, CallBook
 
 from rig.local_pool import LocalPool
 from rig.waiting import until
-from stepwell.gateway.call_book import LATE, CallBook
-from stepwell.pool.api.calls import CallBegun
-from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.producing import CallBegun, Registration
 
 CALL = CallBegun("t", "p", "step")
 

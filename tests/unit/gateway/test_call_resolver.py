@@ -1,10 +1,11 @@
 """What a gateway remembers of trajectories, sessions and turns, and what it asks the pool."""
 
+from stepwell.gateway.calls import Unrecorded
+from stepwell.gateway.requests import read_call_headers
+
 from rig.local_pool import LocalPool
 from stepwell.access.caller import Caller, Role, SessionKey
 from stepwell.gateway.call_resolver import ASK_PAUSE, UNCHECKED, CallResolver
-from stepwell.gateway.http.deduplication import read_call_headers
-from stepwell.gateway.unrecorded_calls import Unrecorded
 from stepwell.pool.api.producing import TRAIN, Registration, TrajectoryRef
 from stepwell.pool.api.sessions import session_prompt_uid
 from tests.unit.gateway.dialects.asking import HELLO, chat

@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.engines.engine import Generated
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.continuation import (
+from stepwell.gateway.dialects.dialect import ModelCall
+from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream, read_reply
+from stepwell.gateway.engine_answers import (
     MOST_ABORTS,
     Continuation,
     finish_reason,
@@ -17,8 +19,6 @@ from stepwell.gateway.continuation import (
     rest_chunk,
     rest_of_sampling,
 )
-from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream, read_reply
 from stepwell.steps.step import VersionSpan, ids_array, logprobs_array
 from stepwell.wire.openai import NO_USAGE, Sampled, Usage
 from tests.unit.gateway.dialects.asking import ODD_JSON, VLLM, PassedStream, chat, completion, objects_with, shown

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stepwell.pool.api.scoring import Attempt, JudgementOutcome, Score
-from stepwell.rewards.attempt import attempt_of, read_attempt, write_attempt
+from stepwell.rewards.function import attempt_of, read_attempt, write_attempt
 
 
 @pytest.mark.parametrize("given", [1, 1.0, True, np.float32(1), np.int64(1), np.bool_(True), Fraction(1), Score(1.0)])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.attempt import as_score
+from stepwell.rewards.function import as_score
 from stepwell.rewards.loading import load
 from tests.unit.rewards.samples import sample
 

@@ -6,8 +6,8 @@ from typing import Any
 from rig.builders import make_step
 from rig.waiting import until
 from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards.loop import MOST_HELD, HoldingPace, RewardLoop
 from stepwell.rewards.runner.runner import RewardRunner
+from stepwell.rewards.worker import MOST_HELD, HoldingPace, RewardLoop
 from stepwell.steps.step import Step
 from tests.unit.rewards.samples import job
 from tests.unit.rewards.scoring_pool import ScoringPool

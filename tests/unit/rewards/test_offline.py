@@ -12,8 +12,8 @@ from stepwell.pool.api.scoring import Score
 from stepwell.pool.client.batch import Batch, batch_from_arrow, make_batch
 from stepwell.rewards.offline import rescore, step_rewards, try_function
 from stepwell.rewards.runner.messages import Job
+from stepwell.steps.arrow import ParquetReader
 from stepwell.steps.columns import pack
-from stepwell.steps.parquet import ParquetReader
 from stepwell.steps.step import OF_TRAJECTORY, Step
 
 FUNCTIONS = """

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.common.imports import install_command
 
 from rig.builders import make_step, same_step
-from stepwell.common.optional import install_command
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch, batch_from_arrow, make_batch
 from stepwell.steps.arrow import columns_from_arrow

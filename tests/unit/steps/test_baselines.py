@@ -5,9 +5,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
-from stepwell.steps.advantages import AdvantageKind, compare_steps
-from stepwell.steps.baselines import BASELINES, BaselineInputs, BaselineKind, baseline_advantages, compare_rollouts
-from stepwell.steps.running_statistics import RunningEntry, RunningStatistics
+from stepwell.steps.advantages import (
+    BASELINES,
+    AdvantageKind,
+    BaselineInputs,
+    BaselineKind,
+    RunningEntry,
+    RunningStatistics,
+    baseline_advantages,
+    compare_rollouts,
+    compare_steps,
+)
 
 WITHIN_GROUPS: tuple[BaselineKind, ...] = ("group", "leave_one_out")
 

@@ -10,8 +10,8 @@ import pytest
 from rig.builders import make_step, same_step
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import make_batch
+from stepwell.steps.arrow import ROWS, ParquetReader, ParquetWriter
 from stepwell.steps.columns import pack
-from stepwell.steps.parquet import ROWS, ParquetReader, ParquetWriter
 from stepwell.steps.step import Step
 
 

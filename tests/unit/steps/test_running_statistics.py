@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from stepwell.steps.running_statistics import MAX_KEYS, MEMORY, NO_PAST, RunningStatistics, statistics_of
+from stepwell.steps.advantages import MAX_KEYS, MEMORY, NO_PAST, RunningStatistics, statistics_of
 
 
 def after(past: RunningStatistics, rewards: list[float], keys: list[str] | None = None) -> RunningStatistics:

@@ -2,9 +2,7 @@ import logging
 from typing import Any
 
 import pytest
-
-from rig.builders import make_step
-from stepwell.steps.sampling import (
+from stepwell.steps.trainable import (
     LeftOutLog,
     constrained_reason,
     sampling_kind,
@@ -12,6 +10,8 @@ from stepwell.steps.sampling import (
     untrainable_reason,
     with_distribution,
 )
+
+from rig.builders import make_step
 
 STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
 LOOSE = {"type": "function", "function": {"name": "f", "strict": False}}

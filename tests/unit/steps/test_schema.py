@@ -19,18 +19,24 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import Columns, cut, from_bytes, pack, stack, to_bytes, unpack
 from stepwell.steps.groups import StepGroup
 from stepwell.steps.json_lines import line_of, step_groups_from_lines, step_records
-from stepwell.steps.schema import (
+from stepwell.steps.step import (
     CARRIED,
     GROUP_COLUMNS,
+    OF_STEP,
     REQUIRED,
     SCALAR_COLUMNS,
     SCHEMA,
     STEP_COLUMNS,
     Column,
     ColumnKind,
+    Exactness,
+    Step,
     Storage,
+    VersionSpan,
+    ids_array,
+    logprobs_array,
+    mask_array,
 )
-from stepwell.steps.step import OF_STEP, Exactness, Step, VersionSpan, ids_array, logprobs_array, mask_array
 from stepwell.wire.gateway_api import SubmittedStep
 from tests.unit.pool.shard.journals import kill, open_pool, save
 

@@ -2,9 +2,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stepwell.steps.trainable import fault_kind, step_fault, usage_fault
 
 from rig.builders import make_step
-from stepwell.steps.soundness import fault_kind, step_fault, usage_fault
 from stepwell.steps.step import logprobs_array
 
 

@@ -3,22 +3,18 @@
 from pathlib import Path
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps, BeginCall, Complete, EndCall, Register, TellCalls
+from stepwell.steps.trainable import INCOMPLETE, UNSEEN, fault_kind
 
 from rig.asked import asked
 from rig.builders import make_step
 from rig.requested import requested
-from stepwell.pool.api.calls import TELL_CALLS, CallBegun, Repeats
 from stepwell.pool.api.plan import Limits, OnIncomplete, PoolPlan
-from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.producing import TELL_CALLS, CallBegun, Registration, Repeats
 from stepwell.pool.shard.gateway_roster import HEARTBEAT
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.calls import BeginCall, EndCall, TellCalls
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
-from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step_filter import INCOMPLETE, UNSEEN
 
 
 class PoolClock:

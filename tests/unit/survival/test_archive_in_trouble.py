@@ -11,6 +11,7 @@ import fsspec
 import pyarrow.parquet
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 
 from rig.asked import asked, trained
 from rig.builders import make_step
@@ -19,8 +20,6 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.pool.state.records import A_GROUP, A_PACKED_STEP, A_TRAJECTORY
 from stepwell.steps.columns import pack
 

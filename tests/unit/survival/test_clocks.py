@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 
 from rig.asked import asked
 from rig.builders import make_step
@@ -13,8 +14,6 @@ from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 
 ONE = BatchRequest(count=1, channel="train")

@@ -4,26 +4,33 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from stepwell.pool.slices.producing import (
+    AddSteps,
+    ChannelIfOpen,
+    Complete,
+    GiveReward,
+    Register,
+    TakeRequests,
+    TellCalls,
+)
 
 from rig.asked import asked
 from rig.builders import make_step
 from rig.requested import next_requested, requested
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.calls import TELL_CALLS, CallBegun
-from stepwell.pool.api.news import UNSEEN, flush_topic
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import (
+    TELL_CALLS,
+    CallBegun,
     EndResult,
     FlushNeeded,
     Registration,
     RewardGiven,
 )
+from stepwell.pool.api.transport import UNSEEN, flush_topic
 from stepwell.pool.shard.gateway_roster import BUSY, HEARTBEAT, IDLE_PAUSE, LONGEST_RETURN, SHOW_PAUSE
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.calls import TakeRequests, TellCalls
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack
 
 COMPLETION = Complete("t", "p", 1.0, gateway="a")

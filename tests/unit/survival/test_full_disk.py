@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 
 from rig.asked import asked
 from rig.builders import make_step
@@ -16,8 +17,6 @@ from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import ReadAudit
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 
 TOKENS = range(20_000)

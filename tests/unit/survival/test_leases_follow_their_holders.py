@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 
 from rig.asked import asked
 from rig.builders import make_step
@@ -15,15 +16,12 @@ from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.errors import FetchTimeout, LeaseExpired, PoolUnavailable
 from stepwell.pool.api.leasing import DECISION, BatchRequest, Settlement, new_batch_uid, part_lease_uid
-from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.plan import Layout, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.transport import ActorAway
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.steps.columns import pack
 

@@ -3,6 +3,7 @@
 from uuid import uuid4
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps, Register
 
 from rig.asked import asked
 from rig.builders import make_step
@@ -11,8 +12,6 @@ from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 
 pytest.importorskip("psycopg")

@@ -22,17 +22,16 @@ import numpy as np
 import pytest
 import ray
 from ray import cloudpickle
+from stepwell.pool.actors import ShardActor
 
 import stepwell
-from stepwell.common.message_format import FORMAT, MESSAGES, restore
-from stepwell.common.portable_actor import portable_actor
+from stepwell.common.message_format import FORMAT, MESSAGES, portable_actor, restore
 from stepwell.errors import IncompatibleMessage, PoolUnavailable
 from stepwell.pool import api
-from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Serving
+from stepwell.pool.api.producing import Pacing
 from stepwell.pool.client.shards import ShardSet
-from stepwell.pool.shard.actor import ShardActor
 from stepwell.pool.shard.service import ShardService
 from stepwell.steps.columns import Columns, pack, restore_columns, unpack
 from stepwell.steps.step import Step, VersionSpan, ids_array

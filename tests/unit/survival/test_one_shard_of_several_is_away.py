@@ -7,20 +7,19 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+from stepwell.dashboard.follower import ConversationTexts, PoolFollower
+from stepwell.exports.pool_transfer import all_changes
 
 from rig.atropos.server import ENVIRONMENT, TRAINER, serve_atropos
 from rig.builders import make_step
 from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
-from stepwell.common.retry import Backoff
-from stepwell.dashboard.index.follower import PoolFollower
-from stepwell.dashboard.index.texts import ConversationTexts
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.common.async_calls import Backoff
+from stepwell.dashboard.index import TrajectoryIndex
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.exports.pool_source import all_changes
 from stepwell.pool.api.leasing import HasLeases
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 
 T = TypeVar("T")
 

@@ -5,13 +5,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from stepwell.pool.slices.producing import AddSteps
+
 from rig.builders import make_step
 from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.gateway.recording.outbox import Outbox
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.shard_layout import Layout
-from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import Columns
 
 BAD = "bad"

@@ -17,11 +17,11 @@ from rig.preloads import SYNCED_ONLY, build, has_compiler
 from rig.waiting import wait_until
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.rules.pool import Pool
-from stepwell.pool.shard.late_rewards import FOLDER as REWARDS
-from stepwell.pool.shard.lineage import FOLDER as LINEAGE
+from stepwell.pool.shard.archive_files import FOLDER as LINEAGE
+from stepwell.pool.shard.archive_files import FOLDER as REWARDS
 from stepwell.pool.shard.recovery import restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.steps.digest import lineage_name
+from stepwell.steps.groups import lineage_name
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs gcc")
 

@@ -9,23 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwell.pool.slices.producing import AddGroups, AddSteps, ChannelIfOpen, Register
 
 from rig.asked import asked, trained
 from rig.builders import make_group, make_step
 from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.errors import Conflict, FetchTimeout, PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.plan import Limits, PoolPlan
+from stepwell.pool.api.plan import Layout, LayoutDiffers, Limits, PoolPlan
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout, LayoutDiffers
 from stepwell.pool.client import PoolClient
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.resharding import LEAVE_DELAY, DrainWatch, reshard
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import Curation, CurationAction
-from stepwell.pool.slices.steps import AddGroups, AddSteps
-from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
 from stepwell.steps.columns import pack
 
 PROMPTS = [f"p{n}" for n in range(40)]

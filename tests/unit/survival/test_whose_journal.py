@@ -4,14 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stepwell.pool.shard.journal_store import SCHEMA_VERSION, JournalFailed, JournalHeader, JournalIdentity
 
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.shard_layout import Layout
-from stepwell.pool.shard.journal import SCHEMA_VERSION, JournalFailed
-from stepwell.pool.shard.journal_backends import find_journals
-from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
-from stepwell.pool.shard.placement import place_shards
+from stepwell.pool.api.plan import Layout, PoolPlan
+from stepwell.pool.shard.placement import find_journals, place_shards
 from stepwell.pool.shard.service import ShardService
 from tests.unit.pool.shard.journals import Place, header_of, open_journal
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from stepwell.errors import BadRequest
-from stepwell.trainers.aggregation import AGGREGATIONS, LossAggregation, token_weights
+from stepwell.trainers.algorithms import AGGREGATIONS, LossAggregation, token_weights
 from stepwell.trainers.learner import Learner
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import Settings

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from stepwell.trainers.distributions import entropies, kl_penalty, token_logprobs
+from stepwell.trainers.policy_loss import entropies, kl_penalty, token_logprobs
 from tests.unit.trainers.models import Recurrent, logprobs_by
 
 

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stepwell.trainers.trl_groups import PolicyVersions
 
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import make_batch
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array
-from stepwell.trainers import trl_old_logprobs
+from stepwell.trainers import trl_callback as trl_old_logprobs
+from stepwell.trainers.learner import KEPT_VERSIONS, OldPolicies
 from stepwell.trainers.loader import pool_loader
-from stepwell.trainers.old_logprobs import KEPT_VERSIONS, OldPolicies
 from stepwell.trainers.reporting import UpdateMetrics
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.trl import StepwellRolloutWorker, samples_of
-from stepwell.trainers.trl_samples import PolicyVersions
 from stepwell.trainers.verl.mode_settings import PoolModeSettings
 from stepwell.trainers.verl.pool_feed import PoolFeed
 from tests.unit.trainers.models import Recurrent, logprobs_by, one_turn

@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from stepwell.common.imports import install_command
 
-from stepwell.common.optional import install_command
 from stepwell.errors import BadRequest
 from stepwell.trainers.reporting import ToConsole, ToJsonl, ToWandb, UpdateMetrics, guarded
 

@@ -13,10 +13,10 @@ from stepwell.pool.client.batch import Batch, make_batch
 from stepwell.steps.advantages import group_advantages
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, logprobs_array, mask_array
-from stepwell.trainers.distributions import token_logprobs
+from stepwell.trainers.comparison import response_advantages
 from stepwell.trainers.learner import Learned, Learner
-from stepwell.trainers.policy_loss import log_ratios, policy_loss
-from stepwell.trainers.rows import choose_rows, response_advantages
+from stepwell.trainers.policy_loss import log_ratios, policy_loss, token_logprobs
+from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from tests.unit.trainers.models import VOCABULARY, Bigram, Recurrent, one_turn
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from stepwell.errors import BadRequest, SyncFailed
-from stepwell.trainers.checkpoint import TensorState, read_checkpoint
 from stepwell.trainers.reporting import UpdateMetrics
 from stepwell.trainers.settings import Settings, default_rate
-from stepwell.trainers.trainer import AsyncTrainer
+from stepwell.trainers.trainer import AsyncTrainer, read_checkpoint
+from stepwell.trainers.transfers import TensorState
 from tests.unit.trainers.models import VOCABULARY, Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool
 

@@ -5,14 +5,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from stepwell.trainers.trl_groups import RolloutSample
 
 from rig.waiting import wait_until
 from stepwell.errors import BadRequest, PoolUnavailable
 from stepwell.steps.step import VersionSpan
 from stepwell.trainers import trl
+from stepwell.trainers.transfers import Weights, stream_weights
 from stepwell.trainers.trl import StepwellRolloutWorker, StepwellWeightTransfer
-from stepwell.trainers.trl_samples import RolloutSample
-from stepwell.trainers.weight_stream import Weights, stream_weights
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.training_pool import TrainingPool
 

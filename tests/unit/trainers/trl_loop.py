@@ -3,11 +3,11 @@
 import json
 from types import SimpleNamespace
 
+from stepwell.trainers.trl_groups import RolloutSample
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from stepwell.trainers.trl import StepwellRolloutWorker
 from stepwell.trainers.trl_callback import StepwellCallback
-from stepwell.trainers.trl_samples import RolloutSample
 
 NAME = StepwellCallback.__name__
 

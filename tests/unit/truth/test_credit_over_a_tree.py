@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepwell.trainers.trl_groups import PolicyVersions
 
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch, make_batch
@@ -22,7 +23,6 @@ from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.trl import samples_of
-from stepwell.trainers.trl_samples import PolicyVersions
 from stepwell.trainers.verl import verl_rows
 from tests.unit.trainers.models import Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool

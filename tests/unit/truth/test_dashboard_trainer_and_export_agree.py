@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.trajectories import TrajectoryIndex
+from stepwell.dashboard.index import Search, TrajectoryIndex
 from stepwell.dashboard.views import group_view
 from stepwell.exports.selection import Selection
 from stepwell.pool.api.watching import Changes

@@ -11,13 +11,12 @@ import pytest
 from rig.docs_pages import DOCS
 from stepwell.common.command_line import FlagParser
 from stepwell.envs import APIServerConfig, BaseEnv, BaseEnvConfig, Item, ScoredDataItem, ServerBaseline, ServerManager
-from stepwell.envs.config import unknown_settings
+from stepwell.envs.config import EnvFlags, EnvSettings, ProcessFlags, read_flags, unknown_settings
 from stepwell.envs.distillation import TeacherDistillationEnv
-from stepwell.envs.flags import EnvFlags, EnvSettings, ProcessFlags, read_flags
 from stepwell.envs.loop.group_tasks import GroupTasks
 from stepwell.envs.scored_data import TOO_LONG, ScoredDataGroup, group_fault
-from stepwell.envs.servers.asked_sampling import add_temperatures, note_sampling, noting_sampling
-from stepwell.envs.servers.managed import ManagedServer
+from stepwell.envs.servers import ManagedServer
+from stepwell.envs.servers.sequences import add_temperatures, note_sampling, noting_sampling
 from stepwell.errors import BadRequest
 from stepwell.wire.openai import Upstream
 

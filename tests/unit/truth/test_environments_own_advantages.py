@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
+from stepwell.trainers.trl_groups import PolicyVersions
 
 from stepwell.pool.client.batch import Batch, make_batch
 from stepwell.steps.columns import pack
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings
 from stepwell.trainers.trl import samples_of
-from stepwell.trainers.trl_samples import PolicyVersions
 from stepwell.trainers.verl import VerlRows, verl_rows
 from tests.unit.trainers.models import one_turn
 

@@ -12,11 +12,10 @@ import torch
 
 from rig.waiting import wait_until
 from stepwell.errors import NothingLearned
-from stepwell.trainers.checkpoint import FILE, read_checkpoint
 from stepwell.trainers.loader import pool_loader
 from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
-from stepwell.trainers.trainer import AsyncTrainer
+from stepwell.trainers.trainer import FILE, AsyncTrainer, read_checkpoint
 from stepwell.trainers.trl import StepwellRolloutWorker
 from tests.unit.trainers.models import Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.steps.advantages import AdvantageKind, compare_steps
-from stepwell.steps.baselines import BaselineInputs, baseline_advantages
+from stepwell.steps.advantages import AdvantageKind, BaselineInputs, baseline_advantages, compare_steps
 
 REWARDS = st.sampled_from([0.0, 0.25, 1.0])
 ROLLOUT = st.tuples(REWARDS, st.lists(REWARDS, max_size=4))

@@ -20,7 +20,8 @@ from stepwell.pool.api.producing import EndResult, Registration
 from stepwell.pool.client.batch import Batch, batch_from_arrow, batch_of
 from stepwell.steps.advantages import AdvantageKind, group_advantages
 from stepwell.steps.step import Step
-from stepwell.trainers.rows import choose_rows, response_advantages
+from stepwell.trainers.comparison import response_advantages
+from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings
 from tests.unit.pool.shard.journals import kill, open_pool, save
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stepwell.errors import NothingLearned
-from stepwell.steps.baselines import BaselineKind
+from stepwell.steps.advantages import BaselineKind
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from tests.unit.trainers.models import Recurrent, one_turn

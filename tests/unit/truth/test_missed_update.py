@@ -10,8 +10,8 @@ import torch
 
 from stepwell.engines.engine import changing_from
 from stepwell.errors import SyncFailed
+from stepwell.trainers.sync_round import EngineProof, SentDigests
 from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.weight_proof import EngineProof, SentDigests
 from stepwell.trainers.weight_sync import WeightSync
 from tests.unit.trainers.holding_engine import HoldingEngine
 from tests.unit.trainers.models import Recurrent

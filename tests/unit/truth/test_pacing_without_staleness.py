@@ -2,8 +2,8 @@
 pool that holds them back says what it waits for."""
 
 from rig.builders import EasyPool
-from stepwell.pool.api.pacing import merge_pacing
 from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.producing import merge_pacing
 
 
 def queue_rollouts(pool: EasyPool, count: int) -> EasyPool:

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.exports.export_files import LateRewards
+from stepwell.exports.pool_transfer import message
 
 from rig.builders import EasyPool, make_step
-from stepwell.exports.file_source import LateRewards
-from stepwell.exports.import_run import message
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.scoring import Score
 from stepwell.pool.client.batch import batch_from_arrow, batch_of, make_batch
-from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
+from stepwell.pool.shard.archive_files import LateReward, late_rewards_table
 from stepwell.pool.slices.curation import Curation, CurationAction
 from stepwell.steps.columns import pack, unpack
 from stepwell.steps.groups import StepGroup

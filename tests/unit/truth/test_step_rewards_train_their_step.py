@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.trainers.trl_groups import PolicyVersions
 
 from stepwell.errors import BadRequest
 from stepwell.pool.client.batch import Batch
-from stepwell.steps.advantages import AdvantageKind, compare_steps
-from stepwell.steps.baselines import GroupBaseline
+from stepwell.steps.advantages import AdvantageKind, GroupBaseline, compare_steps
 from stepwell.steps.returns import split_rewards
 from stepwell.steps.step import Step
 from stepwell.trainers.loader import pool_loader
@@ -21,7 +21,6 @@ from stepwell.trainers.rows import choose_rows
 from stepwell.trainers.settings import RowSettings, Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.trl import samples_of
-from stepwell.trainers.trl_samples import PolicyVersions
 from stepwell.trainers.verl import verl_rows
 from tests.unit.trainers.models import Recurrent, one_turn
 from tests.unit.trainers.training_pool import TrainingPool

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 from rig.builders import EasyPool, make_step
-from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.staleness import Present
-from stepwell.pool.api.watching import TrajectoryState
+from stepwell.pool.api.watching import TrajectoryState, why_not_trained
 from tests.unit.pool.shard.journals import kill, open_pool, save
 
 

@@ -6,9 +6,16 @@ import pytest
 
 from rig.builders import EasyPool, make_step
 from stepwell.pool.api.leasing import Unit
-from stepwell.pool.api.pacing import Refill
 from stepwell.pool.api.plan import Limits, OnDeadline
-from stepwell.pool.api.producing import ENDED_BY, UNFINISHED_REWARD, EndResult, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import (
+    ENDED_BY,
+    UNFINISHED_REWARD,
+    EndResult,
+    Refill,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+)
 from stepwell.pool.client.batch import batch_of
 from stepwell.steps.step import JsonObject
 

@@ -3,14 +3,13 @@
 import logging
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps, Complete, Register
 
 from rig.asked import asked, trained
 from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Complete, Register
 from stepwell.steps.columns import pack
 
 

@@ -14,10 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stepwell.common.processes import free_port
-from stepwell.trainers.transfers import CheckpointTransfer
+from stepwell.common.listening import free_port
+from stepwell.trainers.transfers import CheckpointTransfer, stream_weights
 from stepwell.trainers.trl import StepwellWeightTransfer
-from stepwell.trainers.weight_stream import stream_weights
 from stepwell.trainers.weight_sync import WeightSync
 from tests.unit.trainers.scripted_engine import ScriptedEngine, serve
 from tests.unit.trainers.training_pool import TrainingPool

@@ -7,8 +7,7 @@ import numpy as np
 import orjson
 from hypothesis import strategies as st
 
-from stepwell.wire.scored_groups import ScoredGroup
-from stepwell.wire.scored_groups_json import group_parts
+from stepwell.wire.scored_groups import ScoredGroup, group_parts
 
 KEYS = {
     *("tokens", "masks", "scores", "advantages", "ref_logprobs", "messages", "generation_params", "images", "env_id"),

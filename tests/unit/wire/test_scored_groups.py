@@ -11,9 +11,8 @@ from rig.builders import make_step
 from stepwell.errors import BadRequest
 from stepwell.steps.columns import pack, stack, to_bytes, unpack
 from stepwell.steps.step import Exactness
-from stepwell.wire.scored_groups import ScoredGroup, group_from_json, groups_from_json
+from stepwell.wire.scored_groups import ScoredGroup, batch_parts, group_from_json, groups_from_json
 from stepwell.wire.scored_groups_arrow import groups_from_arrow, groups_of_streams, groups_to_arrow
-from stepwell.wire.scored_groups_json import batch_parts
 from stepwell.wire.scored_groups_steps import columns_from_group, columns_from_groups, groups_from_columns
 from tests.unit.wire.scored import KEYS, as_float32, expected, scored_groups, written
 

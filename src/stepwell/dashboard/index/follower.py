@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from stepwell.common.tokenizers import TokenDecoder
-from stepwell.dashboard.index.texts import ConversationTexts
-from stepwell.dashboard.index.trajectories import TrajectoryIndex, TrajectoryKey, key_of
+from stepwell.dashboard.follower import ConversationTexts
+from stepwell.dashboard.index import TrajectoryIndex, TrajectoryKey, key_of
 from stepwell.errors import StepwellError
 from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
 from stepwell.pool.client import PoolClient

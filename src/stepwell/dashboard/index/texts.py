@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stepwell.dashboard.index.trajectories import TrajectoryKey, key_of
+from stepwell.dashboard.index import TrajectoryKey, key_of
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 
 MAX_BYTES = 200 * 2**20

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stepwell.dashboard.index.search import LABELLED, ColumnTable, Labels, Search, ordered, within_bounds
+from stepwell.dashboard.index import LABELLED, ColumnTable, Labels, Search, ordered, within_bounds
 from stepwell.pool.api.watching import Changes, TrajectorySnapshot, TrajectoryState
 from stepwell.steps.step import BoolArray
 

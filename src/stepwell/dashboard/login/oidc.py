@@ -27,7 +27,7 @@ from starlette.responses import RedirectResponse, Response
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller
 from stepwell.common.listening import is_safe_url
-from stepwell.dashboard.login.people import Claims, ListedPeople, name_of
+from stepwell.dashboard.login import Claims, ListedPeople, name_of
 from stepwell.errors import BadRequest, NotPermitted, NotReady
 
 log = logging.getLogger("stepwell.access")

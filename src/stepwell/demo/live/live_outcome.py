@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepwell.demo.chart import picture
-from stepwell.demo.live.turns import WINDOW, UserTurn, acceptance, failures, recent_acceptance, running_acceptance
+from stepwell.demo.live_outcome import WINDOW, UserTurn, acceptance, failures, recent_acceptance, running_acceptance
+from stepwell.demo.screen import picture
 from stepwell.pool.api.policy import PolicyAction, PolicyDecision
 from stepwell.pool.api.watching import TrajectorySnapshot
 

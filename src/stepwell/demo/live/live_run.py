@@ -16,24 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepwell.demo.engine import START_TIMEOUT
-from stepwell.demo.live.live_outcome import LiveOutcome, LiveRecord
-from stepwell.demo.live.poison import PoisonedSync, spoiled
-from stepwell.demo.live.turns import TurnReader, recent_acceptance
-from stepwell.demo.live.users import of_like_length, shown
+from stepwell.demo.live_outcome import LiveOutcome, LiveRecord, LiveStatus, TurnReader, recent_acceptance
+from stepwell.demo.live_run import PoisonedSync, spoiled
+from stepwell.demo.live_service import of_like_length, shown
 from stepwell.demo.model import warm_up
-from stepwell.demo.pool import NAMESPACE
-from stepwell.demo.run import METRICS, OUTCOME, POOL, DemoParts, DemoRun
-from stepwell.demo.screen import LiveStatus
+from stepwell.demo.run import METRICS, NAMESPACE, OUTCOME, POOL, DemoParts, DemoRun
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
-from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.reporting import ToJsonl
 from stepwell.trainers.settings import Settings
 from stepwell.trainers.trainer import AsyncTrainer
 from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.weight_sync import WeightSync
+from stepwell.trainers.weight_sync import VersionedPool, WeightSync
 
 if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM
@@ -69,7 +65,7 @@ class LiveDemo(DemoRun):
     """Users whose next words say how good the model was."""
 
     engine_logs = ("vllm-1.log", "vllm-2.log")
-    agents_log, agents_module = "service.log", "stepwell.demo.live.live_service"
+    agents_log, agents_module = "service.log", "stepwell.demo.live_service"
 
     def _usual_updates(self) -> int:
         return UPDATES

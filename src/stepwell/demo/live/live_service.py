@@ -1,6 +1,6 @@
 """A chat service and its simulated users, as their own process, which uses only a gateway.
 
-    python -m stepwell.demo.live.live_service ORDERS
+    python -m stepwell.demo.live_service ORDERS
 
 It follows `talk` (users come, until `stop`) and `stop` (no more users come; it waits for those who are here). See
 agent_process.py.
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from stepwell import logs
 from stepwell.demo.agent_process import Orders, follow, sdk_client
-from stepwell.demo.live.turns import UserTurn, write_turn
-from stepwell.demo.live.users import SimulatedUser
+from stepwell.demo.live_outcome import UserTurn, write_turn
+from stepwell.demo.live_service import SimulatedUser
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -9,9 +9,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from stepwell.demo.live.users import SimulatedUser, conversation
-from stepwell.demo.model import warm_up
-from stepwell.demo.vocabulary import ScriptTurn
+from stepwell.demo.live_service import SimulatedUser, conversation
+from stepwell.demo.model import ScriptTurn, warm_up
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.trainers.trainer import Sync, Synced
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from stepwell.demo.vocabulary import ScriptTurn
+from stepwell.demo.model import ScriptTurn
 
 LETTERS = "abcdefgh"
 MINORITY = 0.03

@@ -27,7 +27,7 @@ from stepwell.envs.scored_data import (
     group_fault,
     without_empty_lists,
 )
-from stepwell.envs.servers.asked_sampling import add_temperatures, noting_sampling
+from stepwell.envs.servers.sequences import add_temperatures, noting_sampling
 
 Send: TypeAlias = Callable[[ScoredDataGroup], Awaitable[str]]
 """Returns an empty text if the group has arrived, else the reason why not."""

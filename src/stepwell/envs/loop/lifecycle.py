@@ -5,14 +5,10 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from stepwell.envs.checkpoints import claim
-from stepwell.envs.environment import Environment
-from stepwell.envs.loop.group_tasks import GroupTasks
-from stepwell.envs.loop.membership import Membership, agree, join
-from stepwell.envs.loop.process_loop import ProcessLoop
+from stepwell.envs.environment import Environment, claim
+from stepwell.envs.loop.group_tasks import GroupTasks, StopSignal, stop_by_signal, unless
 from stepwell.envs.loop.progress import GroupSink, NoView, ProgressView
-from stepwell.envs.loop.serve_loop import ServeLoop
-from stepwell.envs.loop.stop_signal import StopSignal, stop_by_signal, unless
+from stepwell.envs.loop.serve_loop import Membership, ServeLoop, agree, join
 from stepwell.envs.rollout_server import RolloutServer
 
 log = logging.getLogger("stepwell.envs")

@@ -11,7 +11,7 @@ from stepwell.envs.loop.pace import PaceTerms, max_workers
 from stepwell.envs.rollout_server import RolloutServer
 from stepwell.envs.scored_data import ScoredDataGroup
 from stepwell.errors import BadRequest, RolloutServerAway, RolloutServerRefused, StepwellError
-from stepwell.wire.atropos_calls import EnvRegistered, EnvRegistration, EnvStatus
+from stepwell.wire.scored_groups import EnvRegistered, EnvRegistration, EnvStatus
 
 log = logging.getLogger("stepwell.envs")
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from stepwell.envs.config import BaseEnvConfig, EvalHandling
-from stepwell.wire.atropos_calls import EnvStatus
+from stepwell.wire.scored_groups import EnvStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,9 @@
 import logging
 
 from stepwell.envs.environment import Environment
-from stepwell.envs.loop.group_tasks import GroupTasks
+from stepwell.envs.loop.group_tasks import GroupTasks, StopSignal, unless
 from stepwell.envs.loop.pace import max_workers
 from stepwell.envs.loop.progress import GroupSink, ProgressView
-from stepwell.envs.loop.stop_signal import StopSignal, unless
 from stepwell.envs.scored_data import ScoredDataGroup
 
 log = logging.getLogger("stepwell.envs")

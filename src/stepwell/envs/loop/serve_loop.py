@@ -10,12 +10,10 @@ from dataclasses import replace
 from functools import partial
 
 from stepwell.envs.environment import Environment
-from stepwell.envs.loop.group_tasks import GroupTasks
-from stepwell.envs.loop.membership import Membership
+from stepwell.envs.loop.group_tasks import GroupTasks, StopSignal, unless
 from stepwell.envs.loop.pace import Decision, PaceTerms, Situation, decide
 from stepwell.envs.loop.progress import EnvProgress, ProgressView
-from stepwell.envs.loop.stop_signal import StopSignal, unless
-from stepwell.wire.atropos_calls import EnvStatus
+from stepwell.wire.scored_groups import EnvStatus
 
 log = logging.getLogger("stepwell.envs")
 

@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from stepwell.common.atomic_files import sync_path, temporary_name
-from stepwell.common.optional import require
+from stepwell.common.files import sync_path, temporary_name
+from stepwell.common.imports import require
 from stepwell.common.tokenizers import Decode
-from stepwell.envs.output.html_page import GroupPage
+from stepwell.envs.group_files import GroupPage
 from stepwell.errors import BadRequest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 
 log = logging.getLogger("stepwell.envs")
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TypeAlias
 
 from stepwell.envs.scored_data import ScoredDataGroup
-from stepwell.steps.sampling import SMALLEST_TEMPERATURE
+from stepwell.steps.trainable import SMALLEST_TEMPERATURE
 
 AskedSampling: TypeAlias = tuple[float | None, str | None]
 """The temperature, and why the answer does not represent the policy."""

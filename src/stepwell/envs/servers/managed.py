@@ -12,9 +12,16 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from stepwell.envs.servers.asked_sampling import note_sampling
-from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
-from stepwell.envs.servers.sequences import SampledTurn, SequenceNode, TurnSequence, TurnTree, read_turn
+from stepwell.envs.servers.sequences import (
+    SampledTurn,
+    SequenceNode,
+    TokenizerCache,
+    TurnSequence,
+    TurnTree,
+    encoded_turn,
+    note_sampling,
+    read_turn,
+)
 from stepwell.envs.servers.server import SamplingCalls, Server, ServerReply, Split
 from stepwell.errors import BadRequest
 from stepwell.steps.step import Exactness

@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from stepwell.envs.config import APIServerConfig, ServerBaseline, as_server_configs
-from stepwell.envs.servers.managed import ManagedServer
-from stepwell.envs.servers.retokenization import TokenizerCache
+from stepwell.envs.servers import ManagedServer
+from stepwell.envs.servers.sequences import TokenizerCache
 from stepwell.envs.servers.server import NO_REASONING, SamplingCalls, Server, Split, openai_package
 from stepwell.errors import BadRequest, EngineUnavailable
 

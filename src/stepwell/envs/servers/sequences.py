@@ -16,9 +16,8 @@ import numpy as np
 from stepwell.envs.scored_data import UNTRAINED, ScoredDataItem
 from stepwell.errors import EngineUnavailable
 from stepwell.steps.prefix_tree import PrefixTree
-from stepwell.steps.sampling import read_temperature, untrainable_reason
-from stepwell.steps.soundness import logprobs_fault
 from stepwell.steps.step import GRADES, Exactness, FloatArray, IntArray
+from stepwell.steps.trainable import logprobs_fault, read_temperature, untrainable_reason
 from stepwell.wire.openai import Sampled, read_sampled
 
 NO_LOGPROB = 1.0

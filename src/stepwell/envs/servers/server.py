@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import anyio
 import numpy as np
 
-from stepwell.common.optional import require
-from stepwell.engines.logprobs_mode import probe_logprobs_mode
+from stepwell.common.imports import require
+from stepwell.engines.capabilities import probe_logprobs_mode
 from stepwell.envs.config import APIServerConfig, BaseEnvConfig
-from stepwell.envs.servers.asked_sampling import note_sampling
-from stepwell.envs.servers.sequences import asked_sampling, read_turn
+from stepwell.envs.servers.sequences import asked_sampling, note_sampling, read_turn
 from stepwell.errors import BadRequest, EngineUnavailable
-from stepwell.steps.sampling import PROCESSED, RAW, UNKNOWN_MODE
 from stepwell.steps.step import JsonObject
+from stepwell.steps.trainable import PROCESSED, RAW, UNKNOWN_MODE
 from stepwell.wire.openai import Upstream, read_choices, read_object
 
 if TYPE_CHECKING:

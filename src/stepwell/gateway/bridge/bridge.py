@@ -14,7 +14,6 @@ import numpy as np
 
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import StepwellError
-from stepwell.gateway.bridge.delta import FILLER, TAIL_ROLES, ChatMessage, shape_of, stand_in_tools
 from stepwell.gateway.bridge.digests import (
     TEMPLATE_FIELDS,
     RequestDigest,
@@ -22,11 +21,24 @@ from stepwell.gateway.bridge.digests import (
     digest_request,
     read_conversation_digest,
 )
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
-from stepwell.gateway.bridge.parents import Turn, continued_turns, find_parent
-from stepwell.gateway.bridge.recent_turns import RecentTurns
-from stepwell.gateway.bridge.template_probes import TemplateProbes
-from stepwell.gateway.bridge.thinking import ThinkingPolicy, thinking_to_prove
+from stepwell.gateway.bridge.recorded_turns import (
+    BridgeOutcome,
+    CannotBridge,
+    RecentTurns,
+    ThinkingPolicy,
+    Turn,
+    continued_turns,
+    find_parent,
+    thinking_to_prove,
+)
+from stepwell.gateway.bridge.template_probes import (
+    FILLER,
+    TAIL_ROLES,
+    ChatMessage,
+    TemplateProbes,
+    shape_of,
+    stand_in_tools,
+)
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.client import PoolClient

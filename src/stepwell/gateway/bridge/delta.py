@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge
 from stepwell.steps.prefix_tree import common_prefix
 from stepwell.steps.step import IntArray
 

@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from stepwell.gateway.dialects.chat import is_json_object
-from stepwell.steps.sampling import is_text_part
+from stepwell.gateway.dialects.openai import is_json_object
 from stepwell.steps.step import Json, JsonObject
+from stepwell.steps.trainable import is_text_part
 
 THINK_END = "</think>"
 END_OF_THINKING = (THINK_END, "[/THINK]", "</thinking>", "</thought>", "</reasoning>", "</seed:think>", "◁/think▷")

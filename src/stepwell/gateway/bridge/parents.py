@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepwell.gateway.bridge.digests import ConversationDigest, RequestDigest
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge
 from stepwell.steps.step import IntArray
 
 ENDS = ("stop", "tool_calls")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepwell.gateway.bridge.digests import ConversationDigest
-from stepwell.gateway.bridge.parents import Turn
+from stepwell.gateway.bridge.recorded_turns import Turn
 from stepwell.steps.step import IntArray
 
 MAX_BYTES = 256 * 2**20

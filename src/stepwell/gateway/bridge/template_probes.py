@@ -10,25 +10,7 @@ from dataclasses import dataclass, field
 from secrets import choice
 from typing import Any, Protocol, TypeVar
 
-from stepwell.gateway.bridge.delta import (
-    CALL_IDS,
-    FILLER,
-    OTHER_FILLER,
-    QUESTION,
-    ChatMessage,
-    ContinuationShape,
-    ReplyAnchor,
-    cut_delta,
-    find_anchor,
-    model_head,
-    model_reply,
-    model_tail,
-    other_model_head,
-    shape_of,
-    stand_in,
-)
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
-from stepwell.gateway.bridge.thinking import ThinkingPlaces
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge, ThinkingPlaces
 from stepwell.steps.step import IntArray
 
 MOST_PROBES = 1_000

@@ -6,8 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from stepwell.gateway.bridge.digests import END_OF_THINKING, THINK_END, RequestDigest
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
-from stepwell.gateway.bridge.parents import Turn
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge, Turn
 
 
 class ThinkingPolicy(StrEnum):

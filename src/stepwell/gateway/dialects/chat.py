@@ -8,8 +8,7 @@ import orjson
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall, PromptTexts
-from stepwell.gateway.dialects.openai_choices import copy_reasoning
-from stepwell.gateway.dialects.openai_request import (
+from stepwell.gateway.dialects.openai import (
     COMMON_FIELDS,
     FLAG,
     OBJECT,
@@ -19,6 +18,7 @@ from stepwell.gateway.dialects.openai_request import (
     read_flag,
     read_json_object,
 )
+from stepwell.gateway.dialects.openai_choices import copy_reasoning
 from stepwell.wire.openai import Upstream
 
 LAST_MESSAGES = 16

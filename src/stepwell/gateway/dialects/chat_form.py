@@ -7,8 +7,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepwell.gateway.dialects.step_seal import SEALED_LENGTH, SEPARATOR, StepSeal
-
 
 class EchoedSteps:
     """The steps that a request sends back sealed."""

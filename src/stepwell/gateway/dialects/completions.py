@@ -5,7 +5,7 @@ from typing import Any
 
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
-from stepwell.gateway.dialects.openai_request import COMMON_FIELDS, TEXT, OpenAIAnswers, make_call, read_json_object
+from stepwell.gateway.dialects.openai import COMMON_FIELDS, TEXT, OpenAIAnswers, make_call, read_json_object
 from stepwell.wire.openai import Upstream
 
 IDS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}

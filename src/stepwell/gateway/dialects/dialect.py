@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from stepwell.gateway.dialects.chat_form import OPEN_SEAL, StepSeal
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, Wants
-from stepwell.gateway.dialects.request_fields import NO_MORE, RequestRules
-from stepwell.gateway.dialects.request_sampling import AS_ASKED, SamplingPolicy
-from stepwell.gateway.dialects.step_seal import OPEN_SEAL, StepSeal
-from stepwell.gateway.http.error_responses import ErrorDetails
+from stepwell.gateway.dialects.request_rules import AS_ASKED, NO_MORE, RequestRules, SamplingPolicy
+from stepwell.gateway.error_responses import ErrorDetails
 from stepwell.pool.api.policy import ChannelPolicy
 from stepwell.steps.step import JsonObject
 from stepwell.wire.openai import Upstream, Usage

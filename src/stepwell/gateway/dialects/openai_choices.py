@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from stepwell.engines.engine import EngineKind
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.dialects.sse import DONE, KEEP_ALIVE, MEDIA_TYPE, event
 from stepwell.steps.step import IntArray
 from stepwell.wire.openai import (
     NO_IDS,

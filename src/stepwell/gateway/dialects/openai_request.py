@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 
-from stepwell.common.json_containers import check_containers
+from stepwell.common.user_input import check_containers
 from stepwell.engines.engine import DEFAULT_MODEL
 from stepwell.errors import BadRequest, ModelNotFound
 from stepwell.gateway.dialects.dialect import NO_TEXTS, Dialect, DialectContext, ModelCall, PromptTexts
 from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStreamWriter, Wants, write_reply
-from stepwell.gateway.dialects.request_sampling import make_explicit, recorded_sampling
-from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
+from stepwell.gateway.dialects.request_rules import make_explicit, recorded_sampling
+from stepwell.gateway.error_responses import ErrorDetails, openai_error
 from stepwell.wire.openai import Upstream
 
 MOST_CHOICES = 128

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from stepwell.engines import PRIVATE_FIELDS
 from stepwell.errors import BadRequest
-from stepwell.steps.sampling import is_text_part
+from stepwell.steps.trainable import is_text_part
 from stepwell.wire.openai import Upstream
 
 COMMON = frozenset(

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.engines.engine import EXTRA_SAMPLING
 from stepwell.errors import BadRequest
-from stepwell.steps.sampling import PENALTIES, TRUNCATIONS, strict_functions
+from stepwell.steps.trainable import PENALTIES, TRUNCATIONS, strict_functions
 
 DEFAULTS: Mapping[str, Any] = {
     "temperature": 1.0,

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.http.request_body import Headers
-from stepwell.gateway.http.sighting import Sighting
-from stepwell.pool.api.calls import Repeats
-from stepwell.pool.api.producing import TrajectoryRef
+from stepwell.gateway.requests import Headers
+from stepwell.gateway.response_writer import Sighting
+from stepwell.pool.api.producing import Repeats, TrajectoryRef
 
 SESSION_HEADERS = (b"x-session-id", b"x-claude-code-session-id", b"session-id", b"session_id")
 """Headers by which clients name a conversation: opencode, verifiers and others, Claude Code, Codex, older ones. The

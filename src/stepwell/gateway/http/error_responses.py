@@ -15,8 +15,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from stepwell import errors
-from stepwell.common import cross_site
-from stepwell.common.input_errors import dotted, explain_all
+from stepwell.common import listening as cross_site
+from stepwell.common.user_input import dotted, explain_all
 from stepwell.wire.openai import write_object
 
 log = logging.getLogger("stepwell.gateway")

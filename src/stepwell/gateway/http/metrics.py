@@ -20,8 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Step
+from stepwell.steps.trainable import fault_kind
 
 log = logging.getLogger("stepwell.gateway")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from stepwell.errors import BadRequest, Overloaded
-from stepwell.gateway.http.request_body import Receive, read_body
+from stepwell.gateway.requests import Receive, read_body
 
 MOST_BYTES = 2 * 2**30
 """Bytes of the bodies of all calls in flight, whoever makes them."""

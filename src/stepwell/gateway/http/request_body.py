@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from stepwell.common.json_containers import LARGEST_READ, MOST_CONTAINERS, brackets, check_containers, too_many_text
+from stepwell.common.user_input import LARGEST_READ, MOST_CONTAINERS, brackets, check_containers, too_many_text
 from stepwell.errors import TooLarge
 
 Message = MutableMapping[str, Any]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from stepwell.common.bounded_http import Handover
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.http.deduplication import SharedResponse
-from stepwell.gateway.http.request_body import Headers, Send
+from stepwell.gateway.requests import Headers, Send
+from stepwell.gateway.response_writer import SharedResponse
 
 SILENCE = 15.0
 """Seconds without a byte after which a stream gets a keep-alive; many clients give up after 30 or 60."""

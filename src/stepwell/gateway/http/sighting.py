@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stepwell.common.bounded_http import HANDOVER, Handover
-from stepwell.gateway.http.request_body import Message
+from stepwell.gateway.requests import Message
 from stepwell.pool.api.producing import READ
-from stepwell.steps.step_filter import UNSEEN
+from stepwell.steps.trainable import UNSEEN
 
 LOOK_INTERVAL = 0.05
 STALLED_SECONDS = 60.0

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

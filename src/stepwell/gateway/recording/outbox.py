@@ -18,19 +18,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from stepwell.errors import Conflict, PoolUnavailable, StepwellError, UnknownTrajectory
-from stepwell.gateway.call_book import CallBook
+from stepwell.gateway.recording.call_book import CallBook, StepMarks
 from stepwell.gateway.recording.spool import Spool
 from stepwell.gateway.recording.step_book import (
     MAX_MESSAGE,
     HeldStep,
     Lane,
     StepBook,
+    VersionConfirmer,
     can_be_packed,
     steps_of,
     without_content,
 )
-from stepwell.gateway.recording.step_marks import StepMarks
-from stepwell.gateway.recording.version_confirmer import VersionConfirmer
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.client import PoolClient
 from stepwell.steps.step import Step

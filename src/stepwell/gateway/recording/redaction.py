@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from stepwell.common.tokenizers import LoadedTokenizer, TokenDecoder
 from stepwell.errors import BadRequest
-from stepwell.steps.sampling import REDACTED
 from stepwell.steps.step import IntArray, Json, JsonObject, Step
+from stepwell.steps.trainable import REDACTED
 
 D = TypeVar("D", bound=np.generic)
 Spans: TypeAlias = Sequence[tuple[int, int]]

@@ -1,4 +1,4 @@
-"""The process in which a redaction function runs: `python -m stepwell.gateway.recording.redaction_child`.
+"""The process in which a redaction function runs: `python -m stepwell.gateway.recording.redaction`.
 
 Its standard input is a socket to the gateway. It gets a RedactionJob, answers with the id of the mask or with the
 reason why there is none, and then answers every list of tasks with a list of findings, or with the name of the
@@ -12,7 +12,7 @@ import msgpack
 
 from stepwell.common.async_calls import is_async
 from stepwell.common.child import framed, read_frame_from
-from stepwell.common.function_loading import load_member
+from stepwell.common.imports import load_member
 from stepwell.common.tokenizers import LoadedTokenizer
 from stepwell.errors import BadRequest, StepwellError
 from stepwell.gateway.recording.redaction import FindSpans, RedactionTask, SpanFinder, mask_id

@@ -14,8 +14,7 @@ from typing import Any
 from stepwell.common.child import FramedChild
 from stepwell.common.processes import dying_with_this_process
 from stepwell.errors import NotReady
-from stepwell.gateway.recording.redaction import RedactionFound, mask_step, task_of
-from stepwell.gateway.recording.redaction_child import RedactionJob, packed, unpacked
+from stepwell.gateway.recording.redaction import RedactionFound, RedactionJob, mask_step, packed, task_of, unpacked
 from stepwell.steps.step import Step
 
 log = logging.getLogger("stepwell.gateway")
@@ -26,7 +25,7 @@ REDACT_TIMEOUT = 5.0
 """Seconds for the steps of one call, with the time that they wait for those of other calls."""
 START_TIMEOUT = 120.0
 RESTART_PAUSE = 1.0
-COMMAND = (sys.executable, "-m", "stepwell.gateway.recording.redaction_child")
+COMMAND = (sys.executable, "-m", "stepwell.gateway.recording.redaction")
 
 
 class RedactionFailed(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 from zlib import crc32
 
-from stepwell.common.sqlite_file import open_wal, scrub_database, set_aside_damaged
+from stepwell.common.files import open_wal, scrub_database, set_aside_damaged
 from stepwell.errors import StepwellError
 from stepwell.gateway.recording.step_book import HeldStep, steps_of
 from stepwell.steps.columns import from_bytes, to_bytes

@@ -11,17 +11,15 @@ from typing import Any, NamedTuple
 
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import DEFAULT_MODEL
-from stepwell.engines.replica import EngineReplica
-from stepwell.engines.replies import EngineReply
+from stepwell.engines.replica import EngineReplica, EngineReply
 from stepwell.errors import BadRequest, NotReady
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.recording.redactor import REDACTION_FAILED, RedactionFailed, Redactor
-from stepwell.gateway.recording.version_confirmer import VersionConfirmer
-from stepwell.steps.sampling import UNKNOWN_MODE, untrainable_reason, with_mode
-from stepwell.steps.soundness import step_fault, usage_fault
+from stepwell.gateway.recording.redaction import REDACTION_FAILED, RedactionFailed, Redactor
+from stepwell.gateway.recording.step_book import VersionConfirmer
 from stepwell.steps.step import CUT_SHORT, Exactness, IntArray, JsonObject, Step, VersionSpan, ids_array
+from stepwell.steps.trainable import UNKNOWN_MODE, step_fault, untrainable_reason, usage_fault, with_mode
 from stepwell.wire.openai import NO_IDS, NO_USAGE, Sampled, Usage, read_ids
 
 log = logging.getLogger("stepwell.gateway")

@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from stepwell.access.caller import AGENT, Caller, Role
-from stepwell.access.route_guard import RouteGuard, wrong_role
-from stepwell.access.route_table import TRAJECTORY_ROOT, Route, RouteTable, gateway_routes
+from stepwell.access.route_table import TRAJECTORY_ROOT, Route, RouteGuard, RouteTable, gateway_routes, wrong_role
 from stepwell.errors import Forbidden
+from stepwell.gateway.calls import RESERVED_PREFIXES
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.gateway.session_ids import RESERVED_PREFIXES
 from stepwell.pool.api.sessions import RESERVED_UIDS
 
 

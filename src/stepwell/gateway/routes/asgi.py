@@ -16,15 +16,17 @@ from stepwell.access.access_keys import BEARER
 from stepwell.access.caller import Caller
 from stepwell.access.route_table import ANY_V1, MODELS, ROOTS, UNRECORDED_ROOTS, Route
 from stepwell.common.bounded_http import LARGEST_HEADERS
-from stepwell.common.cross_site import CrossSiteCheck
+from stepwell.common.listening import CrossSiteCheck
 from stepwell.errors import BadRequest, StepwellError, TooLarge, UnknownAddress
 from stepwell.gateway.agent_calls import AgentCalls
-from stepwell.gateway.call_in_flight import RequestedCall, send_error
+from stepwell.gateway.asgi import AccessCheck, call_paths
+from stepwell.gateway.calls import NO_TRAJECTORY, RequestedCall, send_error
 from stepwell.gateway.dialects import side_calls
-from stepwell.gateway.dialects.dialect import PLACE, CallUrl, Dialect
-from stepwell.gateway.http.error_responses import describe
-from stepwell.gateway.http.request_body import (
+from stepwell.gateway.dialects.dialect import PLACE, Dialect
+from stepwell.gateway.error_responses import describe
+from stepwell.gateway.requests import (
     LARGEST_BODY,
+    CallUrl,
     Headers,
     Message,
     Receive,
@@ -32,9 +34,7 @@ from stepwell.gateway.http.request_body import (
     limited,
     too_large_text,
 )
-from stepwell.gateway.http.response_writer import ResponseWriter
-from stepwell.gateway.routes.access import AccessCheck, call_paths
-from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
+from stepwell.gateway.response_writer import ResponseWriter
 from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import RESERVED_UIDS
 from stepwell.wire.gateway_api import UID_PATTERN

@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 from stepwell.access.caller import caller_of
 from stepwell.access.route_table import ANY_V1
 from stepwell.errors import StepwellError, TooLarge
-from stepwell.gateway.call_in_flight import send_error
-from stepwell.gateway.http.error_responses import JSON, describe, describe_logged
-from stepwell.gateway.http.request_body import Headers, Message, Receive, Send
-from stepwell.gateway.http.response_writer import ResponseWriter
+from stepwell.gateway.calls import send_error
+from stepwell.gateway.error_responses import JSON, describe, describe_logged
+from stepwell.gateway.requests import Headers, Message, Receive, Send
+from stepwell.gateway.response_writer import ResponseWriter
 from stepwell.gateway.routes.trajectory_routes import open_as_asked
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.producing import TrajectoryRef

@@ -17,9 +17,9 @@ from stepwell.engines.replica import EngineState
 from stepwell.errors import WEIGHTS, StepwellError
 from stepwell.gateway.agent_calls import AgentCalls
 from stepwell.gateway.call_resolver import CallResolver
-from stepwell.gateway.http.metrics import GatewayMetrics
+from stepwell.gateway.metrics import GatewayMetrics
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.recording.redactor import Redactor
+from stepwell.gateway.recording.redaction import Redactor
 from stepwell.gateway.recording.spool import Spool
 from stepwell.pool.api.scoring import RewardScorer
 from stepwell.pool.client import PoolClient

@@ -13,7 +13,7 @@ from stepwell.access.caller import Caller, SessionKey, caller_of
 from stepwell.access.route_table import MODELS, ROOTS, UNRECORDED_ROOTS
 from stepwell.engines.fleet import EngineFleet
 from stepwell.errors import UnknownAddress
-from stepwell.gateway.http.error_responses import relay
+from stepwell.gateway.error_responses import relay
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from stepwell.pool.api.producing import TRAIN, TrajectoryRef
 from stepwell.pool.api.sessions import V1_ROOT

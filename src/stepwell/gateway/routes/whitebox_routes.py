@@ -12,20 +12,18 @@ from stepwell.access.caller import Caller, caller_of
 from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.engine import Generated
 from stepwell.engines.fleet import EngineFleet
-from stepwell.engines.replies import RefusedReply
+from stepwell.engines.replica import RefusedReply
 from stepwell.errors import BadRequest, EngineUnavailable, NotReady
-from stepwell.gateway.dialects.request_sampling import make_explicit
-from stepwell.gateway.http.error_responses import relay
-from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.recording.generations import Generations, Told
+from stepwell.gateway.calls import UNRECORDED_HEADER, Unrecorded
+from stepwell.gateway.dialects.request_rules import make_explicit
+from stepwell.gateway.error_responses import relay
+from stepwell.gateway.metrics import GatewayMetrics
 from stepwell.gateway.recording.step_builder import PendingStep, build_steps
-from stepwell.gateway.unrecorded_calls import UNRECORDED_HEADER, Unrecorded
 from stepwell.pool.api.producing import TRAIN, SubmitVerdict
 from stepwell.pool.api.scoring import RewardRequest, RewardScorer
 from stepwell.pool.client import PoolClient
-from stepwell.steps.sampling import LeftOutLog, with_distribution, with_mode
-from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Exactness, Step, ids_array
+from stepwell.steps.trainable import LeftOutLog, step_fault, with_distribution, with_mode
 from stepwell.wire import gateway_api
 
 

@@ -7,7 +7,7 @@ from stepwell.pool.api.plan import Limits, OnIncomplete
 from stepwell.pool.api.staleness import Present, consequence_of
 from stepwell.pool.api.watching import REWARD, TrajectorySnapshot, TrajectoryState
 from stepwell.steps.step import BoolArray, VersionSpan
-from stepwell.steps.step_filter import (
+from stepwell.steps.trainable import (
     INCOMPLETE,
     NO_CONSENT,
     NO_SOUND_STEP,

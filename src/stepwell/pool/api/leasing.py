@@ -9,12 +9,12 @@ from uuid import uuid4
 
 from stepwell.common.message_format import message, sent
 from stepwell.errors import BadRequest
-from stepwell.pool.api.news import Revision
 from stepwell.pool.api.producing import TRAIN
+from stepwell.pool.api.transport import Revision
 from stepwell.steps.columns import Columns, cut, stack
-from stepwell.steps.left_out import NOTHING_LEFT_OUT, LeftOutSteps, join_left_out, reorder_groups
+from stepwell.steps.returns import NOTHING_LEFT_OUT, LeftOutSteps, join_left_out, reorder_groups
 from stepwell.steps.step import Exactness
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 
 @sent
@@ -288,7 +288,7 @@ class ReadySummary(NamedTuple):
     """What a shard could hand out now."""
 
     revision: Revision
-    """Of the channel's topic (see pool/api/news.py)."""
+    """Of the channel's topic (see pool/api/transport.py)."""
     ages: list[float]
     """When each ready item was opened, oldest first."""
     nothing_after: float

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from stepwell.common.http import hide_password
 from stepwell.common.message_format import message, sent
-from stepwell.common.urls import hide_password
 from stepwell.pool.api.leasing import Order
-from stepwell.pool.api.shard_layout import Layout
 
 MEMORY_SHARE = 1 / 8
 """Of the memory of a node: what the shards of a pool may hold in one channel. There may be several channels, and the

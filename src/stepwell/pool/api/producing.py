@@ -18,7 +18,7 @@ UNFINISHED_REWARD = "unfinished_reward"
 
 READ, CONTINUED = "read", "continued"
 """Marks of steps that are trained: somebody read the answer, or continued this one of its choices. Other marks are
-UNSEEN and NOT_CONTINUED of steps/step_filter.py."""
+UNSEEN and NOT_CONTINUED of steps/trainable.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepwell.common.message_format import message
 from stepwell.pool.api.producing import TRAIN
-from stepwell.steps.sampling import SAMPLING_KINDS, sampling_note
+from stepwell.steps.trainable import SAMPLING_KINDS, sampling_note
 
 
 @message

@@ -18,11 +18,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-from stepwell.common.coalescing import BatchSender
+from stepwell.common.async_calls import BatchSender
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
-from stepwell.pool.api.plan import PoolPlan
+from stepwell.pool.api.plan import FIRST_REVISION, GroupElsewhere, LayoutDiffers, PoolPlan
 from stepwell.pool.api.producing import FlushNeeded, SubmitVerdict
-from stepwell.pool.api.shard_layout import FIRST_REVISION, GroupElsewhere, LayoutDiffers
 from stepwell.pool.client.shards import RETRY_PAUSE, ShardClient, ShardSet
 from stepwell.pool.shard.operation import LongOperation, MergedOperation, Operation, ShardRoute
 from stepwell.pool.slices.forgetting import Forget, ForgetOverdue, merge_receipts

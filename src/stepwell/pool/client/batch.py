@@ -19,11 +19,10 @@ from stepwell.steps import layout
 from stepwell.steps.arrow import columns_from_arrow, columns_to_arrow, group_columns, group_sizes
 from stepwell.steps.columns import Columns, unpack
 from stepwell.steps.layout import IndexArray
-from stepwell.steps.left_out import NOTHING_LEFT_OUT, LeftOutSteps, WholeGroups, left_out_of_groups, whole_groups
-from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps
+from stepwell.steps.padding import Overlong, PaddedSteps, arrays_of, pad_steps, to_tensors
+from stepwell.steps.returns import NOTHING_LEFT_OUT, LeftOutSteps, WholeGroups, left_out_of_groups, whole_groups
 from stepwell.steps.rows import MergedRows, merge_rows
 from stepwell.steps.step import BoolArray, IntArray, Step, ids_array, mask_array
-from stepwell.steps.tensors import arrays_of, to_tensors
 
 if TYPE_CHECKING:
     import pyarrow

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from stepwell.common.private_files import read_own, why_folder_is_not_ours
+from stepwell.common.files import read_own, why_folder_is_not_ours
 from stepwell.errors import RayUnreachable
 
 AUTO = "auto"

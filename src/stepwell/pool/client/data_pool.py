@@ -8,9 +8,8 @@ from typing import Any, TypeVar, Unpack
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import BatchTerms, HasLeases
-from stepwell.pool.api.pacing import Pacing
 from stepwell.pool.api.policy import Canary, ChannelPolicy, PolicyDecision, PolicyStatus, VersionRewards
-from stepwell.pool.api.producing import TRAIN, RewardGiven
+from stepwell.pool.api.producing import TRAIN, Pacing, RewardGiven
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.client.batch import Batch
 from stepwell.pool.client.pool_client import PoolClient

@@ -34,7 +34,7 @@ from stepwell.pool.api.leasing import (
     new_batch_uid,
     part_lease_uid,
 )
-from stepwell.pool.api.news import UNSEEN, NewsItem, ready_topic
+from stepwell.pool.api.transport import UNSEEN, NewsItem, ready_topic
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import ShardSet
 

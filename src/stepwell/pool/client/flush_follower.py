@@ -14,11 +14,11 @@ from typing import Any
 from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.calls import TELL_CALLS, HeldCalls, Repeats
-from stepwell.pool.api.news import UNSEEN, flush_topic
+from stepwell.pool.api.producing import TELL_CALLS, HeldCalls, Repeats
+from stepwell.pool.api.transport import UNSEEN, flush_topic
 from stepwell.pool.client.shards import PLAN_AGE, ShardSet
 from stepwell.pool.shard.operation import Operation
-from stepwell.pool.slices.calls import ShowItself, TakeRequests, TellCalls
+from stepwell.pool.slices.producing import ShowItself, TakeRequests, TellCalls
 
 log = logging.getLogger("stepwell.pool")
 

@@ -11,11 +11,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepwell.common.coalescing import BatchSender
+from stepwell.common.async_calls import BatchSender
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.pool.api.news import News, Seen
-from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
-from stepwell.pool.client.shared_question import SharedQuestion
+from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport, News, Seen
+from stepwell.pool.client.shards import SharedQuestion
 from stepwell.pool.shard.operation import Operation
 
 LARGEST_MESSAGE = 4 * 2**20

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
-from stepwell.common.retry import Backoff
+from stepwell.common.async_calls import Backoff
 from stepwell.errors import RayUnreachable, StepwellError
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client.link_messages import (

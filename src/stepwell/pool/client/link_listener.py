@@ -19,16 +19,16 @@ from typing import Any, NamedTuple
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.transport import ActorTransport
-from stepwell.pool.client.link import Streams
-from stepwell.pool.client.link_messages import NO_CALL, LinkState, frame
-from stepwell.pool.client.network_link import (
+from stepwell.pool.client.link import (
     CONNECT_TIMEOUT,
     GREETING,
     NONCE_BYTES,
     PROOF_BYTES,
+    Streams,
     proof_of,
     read_secrets,
 )
+from stepwell.pool.client.link_messages import NO_CALL, LinkState, frame
 from stepwell.pool.shard.operation import Operation, ShardRoute
 
 log = logging.getLogger("stepwell.pool")

@@ -22,13 +22,12 @@ from stepwell import logs
 from stepwell.common.message_codec import MalformedMessage
 from stepwell.errors import BadRequest, RayRefused, RayUnreachable, StepwellError
 from stepwell.pool.api.transport import ActorTransport
-from stepwell.pool.client.gathering import GatheringTransport
-from stepwell.pool.client.link_listener import LinkListener, NetworkCalls, NetworkTerms
 from stepwell.pool.client.link_messages import (
     BUFFER,
     NO_CALL,
     STARTING,
     STATE_INTERVAL,
+    GatheringTransport,
     LinkAnswer,
     LinkCall,
     LinkState,
@@ -38,8 +37,7 @@ from stepwell.pool.client.link_messages import (
     read_frame,
 )
 from stepwell.pool.client.ray_cluster import join_ray, why_no_cluster
-from stepwell.pool.shard.cluster_watch import listens, wait_until_head_loses_state
-from stepwell.pool.shard.ray_transport import RayTransport
+from stepwell.pool.shard.ray_transport import RayTransport, listens, wait_until_head_loses_state
 
 JOIN_PAUSE = 0.5
 """Seconds between two looks whether there is a cluster."""

@@ -12,8 +12,8 @@ import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepwell.common.async_calls import Backoff
 from stepwell.common.listening import READABLE_BY_ALL
-from stepwell.common.retry import Backoff
 from stepwell.errors import BadRequest
 from stepwell.pool.client.link import FIRST_STATE_TIMEOUT, LinkClient, Streams
 from stepwell.pool.client.link_messages import BUFFER, STARTING, LinkState, read_frame

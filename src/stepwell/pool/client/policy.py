@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from stepwell.errors import Conflict, PoolUnavailable
-from stepwell.pool.api.news import SERVING, SYNC, UNSEEN
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Serving
-from stepwell.pool.api.transport import ActorFailed
+from stepwell.pool.api.transport import SERVING, SYNC, UNSEEN, ActorFailed
 from stepwell.pool.client.shards import ShardSet
 from stepwell.pool.slices.policy import AnnounceSync, ReportEngines, WhyUnreported
 

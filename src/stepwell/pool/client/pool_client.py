@@ -15,8 +15,8 @@ from functools import partial
 from typing import Unpack
 
 from stepwell.errors import BadRequest, UnknownTrajectory
-from stepwell.pool.api.calls import CallBegun, HeldCalls
 from stepwell.pool.api.leasing import (
+    BatchPreview,
     BatchRequest,
     BatchTerms,
     ExactFill,
@@ -26,29 +26,34 @@ from stepwell.pool.api.leasing import (
     merge_ready_groups,
     read_batch_request,
 )
-from stepwell.pool.api.pacing import Pacing, merge_pacing
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import Canary, ChannelPolicy, PolicyDecision, PolicyStatus, Serving, VersionRewards
-from stepwell.pool.api.preview import BatchPreview
-from stepwell.pool.api.producing import TRAIN, EndResult, RecordedTurn, Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import (
+    TRAIN,
+    CallBegun,
+    EndResult,
+    HeldCalls,
+    Pacing,
+    RecordedTurn,
+    Registration,
+    RewardGiven,
+    SubmitVerdict,
+    merge_pacing,
+)
 from stepwell.pool.api.scoring import Judgement
-from stepwell.pool.api.series import TimeSeries
 from stepwell.pool.api.sessions import SessionCall, SessionPlace
-from stepwell.pool.api.stats import PoolStats, merge_stats
+from stepwell.pool.api.stats import PoolStats, TimeSeries, merge_stats
 from stepwell.pool.api.transport import ActorTransport
 from stepwell.pool.api.watching import Changes, Cursor
 from stepwell.pool.client.asking import AskingClient, ask_any, rows_of, submit_to_owners
 from stepwell.pool.client.batch import Batch, batch_of
 from stepwell.pool.client.exact_fill import fill_exactly
 from stepwell.pool.client.fetching import fetch_and_ack, fetch_oldest, take_ready
-from stepwell.pool.client.flush_follower import FlushFollower
-from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases
-from stepwell.pool.client.policy import ServingWatch, VersionDelivery
-from stepwell.pool.client.scoring import ScoringTurns
+from stepwell.pool.client.following import FlushFollower, ServingWatch, VersionDelivery
+from stepwell.pool.client.held_leases import HEARTBEAT_INTERVAL, HeldLeases, ScoringTurns
 from stepwell.pool.client.shards import CALL_TIMEOUT, PART_TIMEOUT, ShardSet
 from stepwell.pool.client.watching import WATCH_TIMEOUT, preview_batch, read_changes, read_steps, require_usable
 from stepwell.pool.shard.ray_transport import RayTransport
-from stepwell.pool.slices.calls import BeginCall, EndCall, MarkUnseen
 from stepwell.pool.slices.curation import AuditPage, Curate, Curation, CurationOutcome, ReadAudit
 from stepwell.pool.slices.policy import (
     ChangeEngines,
@@ -58,22 +63,28 @@ from stepwell.pool.slices.policy import (
     ReadRewardTallies,
     ReadVersionRewards,
 )
-from stepwell.pool.slices.sessions import FindSession, PlaceSession
-from stepwell.pool.slices.steps import AddGroups, AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import (
+from stepwell.pool.slices.producing import (
     Abort,
+    AddGroups,
+    AddSteps,
+    BeginCall,
     ChannelIfOpen,
     ChannelOf,
     Complete,
+    EndCall,
+    FindSession,
     FindStepExtras,
     FindTurns,
+    GiveReward,
+    MarkUnseen,
     MoveTrajectory,
+    PlaceSession,
     Register,
 )
 from stepwell.pool.slices.watching import ReadSeries
 from stepwell.steps.columns import Columns, pack
 from stepwell.steps.step import JsonObject, Step
-from stepwell.steps.step_filter import make_step_filter
+from stepwell.steps.trainable import make_step_filter
 
 
 class PoolClient(AskingClient):

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from stepwell.common.listening import LINK
 from stepwell.errors import RayRefused, RayUnreachable
-from stepwell.pool.client.cluster_address import AUTO, NAME_IT, cluster_settings
-from stepwell.pool.shard.cluster_watch import listens
+from stepwell.pool.shard.ray_transport import listens
 
 log = logging.getLogger("stepwell.pool")
 

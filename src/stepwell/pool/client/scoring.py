@@ -14,11 +14,11 @@ from itertools import chain, groupby
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import new_reward_lease
-from stepwell.pool.api.news import UNSCORED, UNSEEN, Revision
 from stepwell.pool.api.scoring import Judgement
+from stepwell.pool.api.transport import UNSCORED, UNSEEN, Revision
 from stepwell.pool.client.held_leases import HeldLeases
 from stepwell.pool.client.shards import RETRY_PAUSE, ShardSet
-from stepwell.pool.slices.scoring import GiveJudgements, TakeUnscored
+from stepwell.pool.slices.producing import GiveJudgements, TakeUnscored
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Step
 

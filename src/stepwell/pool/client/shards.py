@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import uuid4
 
 from stepwell.errors import PoolUnavailable, StepwellError
-from stepwell.pool.api.news import PLAN, UNSEEN, News, Seen
 from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.transport import ActorAway, ActorMissing, ActorTransport
-from stepwell.pool.client.shared_question import NEWS_WAIT, SharedQuestion
+from stepwell.pool.api.transport import PLAN, UNSEEN, ActorAway, ActorMissing, ActorTransport, News, Seen
 from stepwell.pool.shard.operation import Operation
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import random
 from contextlib import suppress
 from uuid import uuid4
 
-from stepwell.pool.api.news import UNSEEN, News, Revision, Seen, WaitNews
+from stepwell.pool.api.transport import UNSEEN, News, Revision, Seen, WaitNews
 
 NEWS_WAIT = 50.0
 """Seconds that a question waits for news, give or take a fifth, so that those of many processes do not come at once."""

@@ -9,8 +9,19 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 from stepwell.errors import PoolUnavailable
-from stepwell.pool.api.leasing import BatchRequest, ExactFill, GroupOffer, Order, UserLimit, max_per_user
-from stepwell.pool.api.preview import LATER, WAITING, BatchPreview, PreviewItem, ShardPreview
+from stepwell.pool.api.leasing import (
+    LATER,
+    WAITING,
+    BatchPreview,
+    BatchRequest,
+    ExactFill,
+    GroupOffer,
+    Order,
+    PreviewItem,
+    ShardPreview,
+    UserLimit,
+    max_per_user,
+)
 from stepwell.pool.api.watching import Changes, ChangesPage, Cursor, TrajectorySnapshot
 from stepwell.pool.client.fetching import limited, oldest_parts
 from stepwell.pool.client.shards import PartialAnswer, ShardSet

@@ -18,10 +18,10 @@ from stepwell.pool.api.leasing import BatchRequest, UserLimit, max_per_user
 from stepwell.pool.api.staleness import consequence_of
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
-from stepwell.pool.state.ready_queue import K, ReadyQueue, SizeBucket
+from stepwell.pool.state.queues import K, ReadyQueue, SizeBucket
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 T = TypeVar("T")
 

@@ -19,15 +19,14 @@ from stepwell.pool.api.producing import (
     SubmitVerdict,
 )
 from stepwell.pool.rules.ownership import Ownership
-from stepwell.pool.state.mark_operations import LATE, RANKS
+from stepwell.pool.state.call_operations import LATE, RANKS
 from stepwell.pool.state.pool_state import PoolState
-from stepwell.pool.state.producer_shares import producer_of
+from stepwell.pool.state.queues import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import NO_FIELDS, PackedSteps, StoredStep
 from stepwell.steps.columns import Columns
-from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import JsonObject
-from stepwell.steps.step_filter import UNSEEN
+from stepwell.steps.step import CARRIED, JsonObject
+from stepwell.steps.trainable import UNSEEN
 
 CARRIED_NAMES = [column.name for column in CARRIED]
 LINEAGE, FINISH_REASON, EXTRAS = map(CARRIED_NAMES.index, ("lineage", "finish_reason", "extras"))

@@ -42,7 +42,7 @@ from stepwell.pool.state.shipment import (
     ship,
     step_rows,
 )
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 DOUBT = 5.0
 """Seconds until the coordinator of an expired lease is asked again."""

@@ -12,12 +12,10 @@ from math import inf
 from typing import NamedTuple
 
 from stepwell.errors import BadRequest, Conflict
-from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, ReadyGroups, Unit, max_per_user
-from stepwell.pool.api.pacing import Pacing, Refill
+from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, ReadyGroups, ShardPreview, Unit, max_per_user
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
 from stepwell.pool.api.policy import Canary, PolicyDecision
-from stepwell.pool.api.preview import ShardPreview
-from stepwell.pool.api.producing import DEADLINE
+from stepwell.pool.api.producing import DEADLINE, Pacing, Refill
 from stepwell.pool.api.staleness import DISTANCES
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.rules.ingest import Ingest

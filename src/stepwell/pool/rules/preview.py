@@ -4,17 +4,27 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, ReadySummary, Unit
-from stepwell.pool.api.news import UNSEEN
-from stepwell.pool.api.preview import LATER, PREVIEWED, WAITING, PreviewItem, ShardPreview
+from stepwell.pool.api.leasing import (
+    LATER,
+    PREVIEWED,
+    WAITING,
+    BatchRequest,
+    ExactFill,
+    Order,
+    PreviewItem,
+    ReadySummary,
+    ShardPreview,
+    Unit,
+)
 from stepwell.pool.api.staleness import oldest_version, versions_behind
+from stepwell.pool.api.transport import UNSEEN
 from stepwell.pool.rules.batch_selection import LEFT_OUT, STALE, BatchSelection, reading
 from stepwell.pool.rules.leasing import Leasing
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 UNASKED = 8
 """The size of the batch that is shown while no consumer has asked for one."""

@@ -13,9 +13,9 @@ from itertools import dropwhile, zip_longest
 
 from stepwell.pool.api.plan import OnRewardFailure
 from stepwell.pool.api.scoring import Judgement, JudgementOutcome, Score
+from stepwell.pool.state.group_operations import ABSTAINED
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.reward_operations import ABSTAINED
 from stepwell.pool.state.shipment import ShippedRow, ship, trajectory_rows
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import Columns

@@ -20,20 +20,18 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from stepwell.common.memory import machine_memory, usable_memory
-from stepwell.common.portable_actor import portable_actor
-from stepwell.common.private_files import keep_files_private
+from stepwell.common.files import keep_files_private
+from stepwell.common.message_format import portable_actor
+from stepwell.common.own_process import machine_memory, usable_memory
 from stepwell.errors import JournalRefused, PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import PoolPlan, bounded_limits
 from stepwell.pool.api.transport import ActorAway, ActorMissing
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.cluster_watch import wait_until_head_loses_state
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_backends import find_journals, journal_backend
-from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
-from stepwell.pool.shard.placement import place_shards
-from stepwell.pool.shard.ray_transport import RayTransport
+from stepwell.pool.shard.journal_store import JournalHeader, JournalIdentity
+from stepwell.pool.shard.placement import find_journals, journal_backend, place_shards
+from stepwell.pool.shard.ray_transport import RayTransport, wait_until_head_loses_state
 from stepwell.pool.shard.resharding import LOOK_INTERVAL, DrainWatch, reshard
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
 from stepwell.pool.slices.all import SLICES

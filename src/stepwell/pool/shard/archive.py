@@ -22,15 +22,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import uuid4
 
-from stepwell.common.atomic_files import make_folder, sync_paths, temporary_name
-from stepwell.common.optional import install_command
+from stepwell.common.files import make_folder, sync_paths, temporary_name
+from stepwell.common.imports import install_command
 from stepwell.errors import BadRequest
 from stepwell.pool.api.stats import ArchiveStats
+from stepwell.pool.shard.archive_files import FOLDER as LATE_REWARDS
+from stepwell.pool.shard.archive_files import FOLDER as LINEAGE
+from stepwell.pool.shard.archive_files import LateReward, late_rewards_table, lineage_table
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.late_rewards import FOLDER as LATE_REWARDS
-from stepwell.pool.shard.late_rewards import LateReward, late_rewards_table
-from stepwell.pool.shard.lineage import FOLDER as LINEAGE
-from stepwell.pool.shard.lineage import lineage_table
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.shipment import group_rows, ship
 from stepwell.pool.state.stored_step import StoredStep

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import orjson
 
-from stepwell.common.atomic_files import SUFFIX, sync_paths, temporary_name
-from stepwell.common.optional import require
+from stepwell.common.files import SUFFIX, sync_paths, temporary_name
+from stepwell.common.imports import require
 from stepwell.steps.step import JsonObject
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from stepwell.pool.api.leasing import (
     ReadyGroups,
     ReadySummary,
     Settlement,
+    ShardPreview,
     decision_of,
 )
-from stepwell.pool.api.news import ready_topic
-from stepwell.pool.api.preview import ShardPreview
-from stepwell.pool.rules.heartbeats import LeaseHeartbeats
+from stepwell.pool.api.transport import ready_topic
+from stepwell.pool.rules.leasing import LeaseHeartbeats
 from stepwell.pool.shard.shard import Shard, ShardCalls
 
 log = logging.getLogger("stepwell.pool")

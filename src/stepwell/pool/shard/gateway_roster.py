@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from stepwell.pool.api.calls import TELL_CALLS, Requests
+from stepwell.pool.api.producing import TELL_CALLS, Requests
 from stepwell.pool.state.records import Trajectory
 
 HEARTBEAT = 15.0

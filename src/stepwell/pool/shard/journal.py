@@ -22,16 +22,15 @@ import orjson
 
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.policy import PolicyDecision
-from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.shard.lineage import LineageRow, lineage_of
+from stepwell.pool.shard.archive_files import LateReward, LineageRow, lineage_of
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.state_base import ENDED_KEPT
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement
-from stepwell.steps.schema import CARRIED, SCHEMA
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.step import CARRIED, SCHEMA
+from stepwell.steps.trainable import StepFilter
 
 Statement: TypeAlias = tuple[str, Iterable[tuple[Any, ...]]]
 """SQL, and the rows for which it is executed."""

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Protocol
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
+from stepwell.pool.shard.journal_store import JournalHeader, JournalIdentity
 from stepwell.pool.shard.sqlite_journal import SqliteJournal, find_sqlite_journals
 
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 import orjson
 
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.shard_layout import Layout
-from stepwell.pool.shard.journal import SCHEMA_VERSION, unseal
+from stepwell.pool.api.plan import Layout
+from stepwell.pool.shard.journal_store import SCHEMA_VERSION, unseal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

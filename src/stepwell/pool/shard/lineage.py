@@ -16,8 +16,8 @@ from stepwell.pool.api.leasing import batch_of_lease, decision_of
 from stepwell.pool.state.records import Lease, Trajectory
 from stepwell.pool.state.shipment import ShippedRow, group_rows, ship, step_rows
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.digest import lineage_name, trajectory_digests
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.groups import lineage_name, trajectory_digests
+from stepwell.steps.trainable import StepFilter
 
 if TYPE_CHECKING:
     import pyarrow

@@ -1,4 +1,4 @@
-"""What a shard tells those who wait for news (see pool/api/news.py).
+"""What a shard tells those who wait for news (see pool/api/transport.py).
 
 - Topics are compared after each commit, and once a second while somebody waits, because leases and deadlines end by
   themselves.
@@ -12,9 +12,20 @@ from typing import Any
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import ReadyCounts
-from stepwell.pool.api.news import CHANGES, PLAN, SERVING, SYNC, UNSCORED, News, NewsItem, Revision, Seen, ready_topic
-from stepwell.pool.shard.engine_reports import EngineReports
-from stepwell.pool.shard.transactions import ShardTransactions
+from stepwell.pool.api.transport import (
+    CHANGES,
+    PLAN,
+    SERVING,
+    SYNC,
+    UNSCORED,
+    News,
+    NewsItem,
+    Revision,
+    Seen,
+    ready_topic,
+)
+from stepwell.pool.shard.gateway_roster import EngineReports
+from stepwell.pool.shard.shard import ShardTransactions
 
 
 class NewsBoard:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from stepwell.errors import PoolUnavailable, StepwellError
-from stepwell.pool.api.news import flush_topic
-from stepwell.pool.api.pacing import Pacing
-from stepwell.pool.api.producing import TRAIN, FlushNeeded
-from stepwell.pool.api.shard_layout import GroupElsewhere
+from stepwell.pool.api.plan import GroupElsewhere
+from stepwell.pool.api.producing import TRAIN, FlushNeeded, Pacing
+from stepwell.pool.api.transport import flush_topic
 from stepwell.pool.shard.operation import LongOperation, Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard, ShardCalls
 from stepwell.pool.state.records import Trajectory

@@ -12,9 +12,8 @@ from dataclasses import replace
 from uuid import uuid4
 
 from stepwell.errors import JournalRefused
-from stepwell.pool.api.plan import PoolPlan
-from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
-from stepwell.pool.shard.journal_header import JournalHeader
+from stepwell.pool.api.plan import FIRST_REVISION, Layout, PoolPlan
+from stepwell.pool.shard.journal_store import JournalHeader
 
 
 def place_shards(

@@ -23,12 +23,25 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.numeric import Int8BinaryDumper
 
-from stepwell.common.urls import hide_password
+from stepwell.common.http import hide_password
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import PUT_META, JournalFailed, Statement, Wait
-from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader, JournalIdentity, missing
-from stepwell.pool.shard.table_moves import MOVED, OLD, mirrored, moves, of_both
+from stepwell.pool.shard.journal_store import (
+    MOVED,
+    OLD,
+    PUT_META,
+    READ_EPOCH,
+    READ_HEADER,
+    JournalFailed,
+    JournalHeader,
+    JournalIdentity,
+    Statement,
+    Wait,
+    mirrored,
+    missing,
+    moves,
+    of_both,
+)
 
 PREFIX = "stepwell_"
 """The schema of a shard has this and the name of the shard."""

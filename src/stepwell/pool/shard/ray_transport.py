@@ -66,6 +66,6 @@ class RayTransport:
 
 def _accept_all_arguments(handle: "ActorHandle[Any]") -> None:
     """The actor checks them itself. Ray knows no arguments of an actor whose class this process cannot load, as that of
-    a pool of an older release (see common/portable_actor.py)."""
+    a pool of an older release (see common/message_format.py)."""
     for parameters in vars(handle).get("_ray_method_signatures", {}).values():
         parameters[:] = ALL_ARGUMENTS

@@ -17,6 +17,7 @@ import numpy as np
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.rules.pool import Pool
+from stepwell.pool.shard.archive_files import LateReward, LineageRow
 from stepwell.pool.shard.journal import (
     CARRIED_NAMES,
     FILTER_FIELDS,
@@ -24,21 +25,16 @@ from stepwell.pool.shard.journal import (
     OWN_NAMES,
     STEP_FIELDS,
     TRAJECTORY_FIELDS,
-    JournalDamaged,
     ShardJournal,
-    checksum,
-    load_json,
-    unseal,
 )
-from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.shard.lineage import LineageRow
-from stepwell.pool.state.mark_operations import reason_of
+from stepwell.pool.shard.journal_store import JournalDamaged, checksum, load_json, unseal
+from stepwell.pool.state.call_operations import reason_of
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.prefix_tree import Placement, PrefixTree
 from stepwell.steps.step import Exactness, VersionSpan
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 log = logging.getLogger("stepwell.pool")
 

@@ -11,17 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from stepwell.pool.api.leasing import Settlement, decision_of
-from stepwell.pool.api.news import News, Seen
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.policy import Serving
 from stepwell.pool.api.stats import PoolStats
+from stepwell.pool.api.transport import News, Seen
 from stepwell.pool.api.watching import ChangesPage, Cursor
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.consumer_calls import HEARTBEAT_TIMEOUT, ConsumerCalls
 from stepwell.pool.shard.journal import ShardJournal
-from stepwell.pool.shard.operation_calls import OperationCalls
-from stepwell.pool.shard.shard import Shard
-from stepwell.pool.shard.transactions import ShardTransactions
+from stepwell.pool.shard.shard import Shard, ShardTransactions
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.state.slice import Slice
 from stepwell.steps.columns import Columns

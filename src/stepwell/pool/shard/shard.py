@@ -5,16 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from uuid import uuid4
 
-from stepwell.pool.api.calls import CallBegun
-from stepwell.pool.api.news import flush_topic
 from stepwell.pool.api.policy import Serving
-from stepwell.pool.api.producing import FlushNeeded, RewardGiven
+from stepwell.pool.api.producing import CallBegun, FlushNeeded, RewardGiven
 from stepwell.pool.api.stats import PoolStats
-from stepwell.pool.shard.engine_reports import EngineReports
-from stepwell.pool.shard.gateway_roster import HEARTBEAT, GatewayRoster
-from stepwell.pool.shard.late_rewards import LateReward
-from stepwell.pool.shard.news_board import ShardNews
-from stepwell.pool.shard.transactions import ShardTransactions
+from stepwell.pool.api.transport import flush_topic
+from stepwell.pool.shard.archive_files import LateReward
+from stepwell.pool.shard.gateway_roster import HEARTBEAT, EngineReports, GatewayRoster
 
 log = logging.getLogger("stepwell.pool")
 

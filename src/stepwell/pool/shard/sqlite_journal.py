@@ -15,15 +15,25 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stepwell.common.atomic_files import sync_path
-from stepwell.common.private_files import create_private
-from stepwell.common.sqlite_file import count_wal_frames, open_wal, set_aside_damaged
+from stepwell.common.files import count_wal_frames, create_private, open_wal, set_aside_damaged, sync_path
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.journal import PUT_META, JournalDamaged, JournalFailed, ShardJournal, Statement, Wait
-from stepwell.pool.shard.journal_header import READ_EPOCH, READ_HEADER, JournalHeader, JournalIdentity, missing
-from stepwell.pool.shard.sqlite_scrub import SqliteScrub, free_bytes
-from stepwell.pool.shard.table_moves import OLD, mirrored, of_both
+from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.journal_store import (
+    OLD,
+    PUT_META,
+    READ_EPOCH,
+    READ_HEADER,
+    JournalDamaged,
+    JournalFailed,
+    JournalHeader,
+    JournalIdentity,
+    Statement,
+    Wait,
+    mirrored,
+    missing,
+    of_both,
+)
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;

@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager, closing
 from math import inf
 from pathlib import Path
 
-from stepwell.pool.shard.journal import Statement, Wait
-from stepwell.pool.shard.table_moves import MOVED, OLD, moves
+from stepwell.pool.shard.journal_store import MOVED, OLD, Statement, Wait, moves
 
 MIB = 2**20
 ROOM = 32 * MIB

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from stepwell.pool.shard.journal import Statement
+from stepwell.pool.shard.journal_store import Statement
 
 OLD = "_old"
 MOVED = {

@@ -14,8 +14,7 @@ from dataclasses import replace
 
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.api.plan import Limits, PoolPlan
-from stepwell.pool.api.shard_layout import FIRST_REVISION, LayoutDiffers
+from stepwell.pool.api.plan import FIRST_REVISION, LayoutDiffers, Limits, PoolPlan
 from stepwell.pool.rules.pool import Pool
 from stepwell.pool.shard.archive import ParquetArchive
 from stepwell.pool.shard.journal import ShardJournal

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepwell.common.message_format import message
-from stepwell.pool.api.calls import CallBegun, Requests
+from stepwell.pool.api.producing import CallBegun, Requests
 from stepwell.pool.shard.operation import Operation, ShardRoute, TrajectoryOperation
 
 if TYPE_CHECKING:

@@ -21,11 +21,9 @@ from stepwell.pool.api.producing import RewardGiven
 from stepwell.pool.api.watching import BY_A_PERSON, MARKS
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute
 from stepwell.pool.state.journal import StateJournal
-from stepwell.pool.state.lease_operations import REJECTED
-from stepwell.pool.state.pool_state import PoolState
-from stepwell.pool.state.records import Trajectory
+from stepwell.pool.state.pool_state import REJECTED, PoolState
+from stepwell.pool.state.records import Trajectory, marks_of
 from stepwell.pool.state.slice import Slice
-from stepwell.pool.state.snapshots import marks_of
 
 if TYPE_CHECKING:
     from stepwell.pool.shard.shard import Shard

@@ -28,17 +28,14 @@ from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.producing import SCRUB_SPOOL
 from stepwell.pool.api.stats import PoolStats
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.archive_files import ArchiveFiles, FoundRows
-from stepwell.pool.shard.late_rewards import FOLDER
-from stepwell.pool.shard.lineage import FOLDER as LINEAGE
-from stepwell.pool.shard.lineage import FOUND, versions_with
+from stepwell.pool.shard.archive_files import FOLDER, FOUND, ArchiveFiles, FoundRows, versions_with
+from stepwell.pool.shard.archive_files import FOLDER as LINEAGE
 from stepwell.pool.shard.shard import Shard
-from stepwell.pool.slices.forgetting import FORGETTING, Overdue, ShardReceipt
-from stepwell.pool.slices.removal import Removal, RowTest, note_overdue
+from stepwell.pool.slices.forgetting import FORGETTING, Overdue, Removal, RowTest, ShardReceipt, note_overdue
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.slice import Slice
 from stepwell.pool.state.tombstones import OLDER_THAN, Tombstone, names_of
-from stepwell.steps.digest import first_version, lineage_name
+from stepwell.steps.groups import first_version, lineage_name
 
 log = logging.getLogger("stepwell.pool")
 

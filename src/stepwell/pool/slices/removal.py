@@ -11,14 +11,13 @@ from hashlib import blake2b
 from math import inf
 from typing import Any
 
-from stepwell.pool.api.consent import RETENTION
 from stepwell.pool.api.producing import SubmitVerdict
-from stepwell.pool.api.sessions import session_prompt_uid
+from stepwell.pool.api.sessions import RETENTION, session_prompt_uid
 from stepwell.pool.shard.archive_files import ArchivedRow
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.tombstones import AGE, DIGEST_SIZE, OLDER_THAN, Tombstone, Tombstones, names_of
-from stepwell.steps.digest import lineage_name
+from stepwell.steps.groups import lineage_name
 from stepwell.steps.step import JsonObject, Step
 
 EXPIRED = "expired"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepwell.common.message_format import message
-from stepwell.pool.api.series import SeriesChunk, TimeSeries, merge_chunks
+from stepwell.pool.api.stats import SeriesChunk, TimeSeries, merge_chunks
 from stepwell.pool.shard.operation import MergedOperation
 
 if TYPE_CHECKING:

@@ -12,11 +12,9 @@ from bisect import bisect
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from stepwell.pool.api.calls import CallBegun, Repeats
-from stepwell.pool.api.producing import READ
-from stepwell.pool.state.mark_operations import MarkOperations
+from stepwell.pool.api.producing import READ, CallBegun, Repeats
 from stepwell.pool.state.records import AskedCall, OpenCalls, Trajectory
-from stepwell.steps.step_filter import UNSEEN
+from stepwell.steps.trainable import UNSEEN
 
 
 class CallOperations(MarkOperations):

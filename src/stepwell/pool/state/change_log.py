@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias
 
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.state.records import Trajectory
-from stepwell.pool.state.snapshots import snapshot_of
 
 SLACK = 1024
 TakeSnapshot: TypeAlias = Callable[[Trajectory], TrajectorySnapshot]

@@ -7,9 +7,7 @@ from stepwell.pool.api.leasing import Order, ReadyCounts, Unit, UserLimit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.stats import ChannelStats
 from stepwell.pool.state.ledger import Ledger
-from stepwell.pool.state.priority_set import PrioritySet
-from stepwell.pool.state.producer_shares import ProducerShares
-from stepwell.pool.state.ready_queue import ReadyBySize, ReadyQueue
+from stepwell.pool.state.queues import PrioritySet, ProducerShares, ReadyBySize, ReadyQueue
 from stepwell.pool.state.records import Group, Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 

@@ -2,19 +2,17 @@
 
 from collections.abc import Collection
 
-from stepwell.pool.api.consent import RETENTION, may_train
 from stepwell.pool.api.leasing import Unit
-from stepwell.pool.api.sessions import session_id_of
+from stepwell.pool.api.sessions import RETENTION, may_train, session_id_of
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.call_operations import CallOperations
 from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.producer_shares import producer_of
+from stepwell.pool.state.queues import producer_of
 from stepwell.pool.state.records import A_STEP, Group, Trajectory, json_bytes
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.steps.returns import GivenReward
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import JsonObject
-from stepwell.steps.step_filter import NO_CONSENT, StepFilter
+from stepwell.steps.trainable import NO_CONSENT, StepFilter, fault_kind
 
 AWAKE = 1_024
 """Complete trajectories that are not packed, because they were completed or read last."""

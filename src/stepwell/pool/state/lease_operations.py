@@ -1,11 +1,10 @@
 """Operations on leases: what a consumer has comes back to the queue, or is trained."""
 
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.state.group_operations import GroupOperations
+from stepwell.pool.state.group_operations import GroupOperations, RewardOperations
 from stepwell.pool.state.records import OUTCOME, Group, Lease, Trajectory
-from stepwell.pool.state.reward_operations import RewardOperations
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 REJECTED = "rejected"
 """The cause of what a person rejected."""

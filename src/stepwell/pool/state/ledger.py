@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.sampling import sampling_kind
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter, sampling_kind
 
 RECENT = 1_000
 

@@ -12,10 +12,8 @@ from stepwell.pool.api.producing import CONTINUED, READ
 from stepwell.pool.state.records import Mark, Trajectory
 from stepwell.pool.state.state_base import StateBase
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.schema import CARRIED
-from stepwell.steps.soundness import fault_kind
-from stepwell.steps.step import CUT_SHORT, Exactness
-from stepwell.steps.step_filter import INCOMPLETE, NO_CONSENT, NOT_CONTINUED, UNSEEN
+from stepwell.steps.step import CARRIED, CUT_SHORT, Exactness
+from stepwell.steps.trainable import INCOMPLETE, NO_CONSENT, NOT_CONTINUED, UNSEEN, fault_kind
 
 FINISH_REASON = [column.name for column in CARRIED].index("finish_reason")
 """Its place in StoredStep.carried."""

@@ -18,8 +18,7 @@ import numpy as np
 
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.prefix_tree import PrefixTree
-from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import VersionSpan
+from stepwell.steps.step import CARRIED, VersionSpan
 
 ALIKE = (
     *("policy_version", "metadata", "exactness", "carried", "quarantine", "untrainable", "model", "lease", "shipped"),

@@ -12,15 +12,13 @@ from itertools import chain
 from typing import Any
 
 from stepwell.pool.api.leasing import Settlement, Unit, decision_of
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.policy import Canary, PolicyDecision, Serving
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import TrajectoryState
 from stepwell.pool.state.channel_index import Channel
-from stepwell.pool.state.counters import Counters, load_ledger, load_serving
-from stepwell.pool.state.ledger import count_steps
-from stepwell.pool.state.producer_shares import producer_of
+from stepwell.pool.state.ledger import Counters, count_steps, load_ledger, load_serving
+from stepwell.pool.state.queues import producer_of
 from stepwell.pool.state.records import A_GROUP, Group, Lease, Trajectory
-from stepwell.pool.state.removal_operations import RemovalOperations
 
 
 class PoolState(RemovalOperations):

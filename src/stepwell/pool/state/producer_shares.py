@@ -10,7 +10,7 @@ from math import inf
 
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.sessions import subjects_of
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.queues import PrioritySet
 from stepwell.pool.state.records import Group
 from stepwell.steps.step import JsonObject
 

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from stepwell.pool.api.leasing import UserLimit
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.queues import PrioritySet
 from stepwell.pool.state.records import Group
 
 K = TypeVar("K", bound=tuple[Any, ...])

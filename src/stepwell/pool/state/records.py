@@ -11,11 +11,10 @@ from typing import NamedTuple, TypeAlias, cast
 from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.sessions import user_of
 from stepwell.pool.api.watching import BY_A_PERSON, MARKS
-from stepwell.pool.state.packed_trajectory import TrajectoryPacker
-from stepwell.pool.state.stored_step import StoredStep
+from stepwell.pool.state.stored_step import StoredStep, TrajectoryPacker
 from stepwell.steps.prefix_tree import PrefixTree
 from stepwell.steps.step import INDEX_BY_POOL, Json, JsonObject
-from stepwell.steps.step_filter import StepFilter
+from stepwell.steps.trainable import StepFilter
 
 SLACK = 1.0
 """Seconds that a message may be on its way, or by which the clocks of two machines may differ."""
@@ -26,7 +25,7 @@ KeptReward: TypeAlias = tuple[str, float, str, str]
 """The identity of its step, or OUTCOME; its value, source and notes."""
 OUTCOME = ""
 Mark: TypeAlias = tuple[str, str | None]
-"""A name of pool/state/mark_operations.py, and the reason that the step itself has for being untrainable."""
+"""A name of pool/state/call_operations.py, and the reason that the step itself has for being untrainable."""
 A_GROUP, A_TRAJECTORY, A_STEP, A_PACKED_STEP = 700, 700, 900, 60
 """Bytes of memory that each takes besides the data of its steps. tests/unit/pool/shard/test_counted_bytes.py measures
 them."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 
-from stepwell.pool.state.lease_operations import LeaseOperations
+from stepwell.pool.state.pool_state import LeaseOperations
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.steps.step import Step

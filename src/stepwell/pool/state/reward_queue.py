@@ -8,7 +8,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.queues import PrioritySet
 from stepwell.pool.state.records import Trajectory
 
 RESTING, GIVEN_UP = "resting", "given up"

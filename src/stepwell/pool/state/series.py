@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepwell.pool.api.series import COARSE, EMPTY, FINE, Bucket, Interval, SeriesChunk, merge_consecutive
 from stepwell.pool.api.staleness import versions_behind
+from stepwell.pool.api.stats import COARSE, EMPTY, FINE, Bucket, Interval, SeriesChunk, merge_consecutive
 from stepwell.pool.api.watching import TrajectorySnapshot
 from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.ledger import Ledger

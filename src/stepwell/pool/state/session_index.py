@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from stepwell.pool.api.producing import ENDED_BY
 from stepwell.pool.api.sessions import SESSION, session_id_of, user_of
 from stepwell.pool.api.watching import MARKS
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.queues import PrioritySet
 from stepwell.pool.state.records import Trajectory, json_bytes
 from stepwell.pool.state.stored_step import StoredStep
-from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import JsonObject
+from stepwell.steps.step import CARRIED, JsonObject
 
 LINEAGE = [column.name for column in CARRIED].index("lineage")
 """The place in StoredStep.carried."""

@@ -15,9 +15,8 @@ from stepwell.pool.state.records import EXPLANATION, STEP_DETAILS, Group, Trajec
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.columns import NO_BASE, Columns, PrefixLinks, join, join_masks, pack_values
 from stepwell.steps.layout import reward_carrier
-from stepwell.steps.left_out import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
-from stepwell.steps.schema import CARRIED
-from stepwell.steps.step import OF_STEP, OF_TRAJECTORY, BoolArray, FloatArray, Json, JsonObject
+from stepwell.steps.returns import NO_STEP, NOTHING_LEFT_OUT, LeftOutSteps
+from stepwell.steps.step import CARRIED, OF_STEP, OF_TRAJECTORY, BoolArray, FloatArray, Json, JsonObject
 
 IsShipped: TypeAlias = Callable[[StoredStep], bool]
 TokenMask: TypeAlias = Callable[[StoredStep], BoolArray | None]

@@ -9,7 +9,7 @@ from stepwell.pool.state.channel_index import Channel
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import GRADES, Exactness
-from stepwell.steps.step_filter import INCOMPLETE
+from stepwell.steps.trainable import INCOMPLETE
 
 
 def snapshot_of(trajectory: Trajectory, state: TrajectoryState, cause: str = "", note: str = "") -> TrajectorySnapshot:

@@ -8,32 +8,27 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stepwell.errors import BadRequest
-from stepwell.pool.api.consent import RETENTION, may_keep
 from stepwell.pool.api.leasing import Settlement, Unit
-from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.plan import FIRST_REVISION, Layout, Limits
 from stepwell.pool.api.policy import DECISIONS_KEPT, PolicyDecision, Serving, VersionReward
-from stepwell.pool.api.shard_layout import FIRST_REVISION, Layout
+from stepwell.pool.api.sessions import RETENTION, may_keep
 from stepwell.pool.api.staleness import Present
 from stepwell.pool.api.stats import PoolStats, ScoringStats, SessionStats
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
-from stepwell.pool.state.change_log import ChangeLog
+from stepwell.pool.state.change_log import ChangeLog, note_of
 from stepwell.pool.state.channel_index import Channel, ChannelIndex
-from stepwell.pool.state.counters import Counters, dump_numbers
 from stepwell.pool.state.journal import StateJournal
-from stepwell.pool.state.ledger import Ledger
-from stepwell.pool.state.packed_trajectory import TrajectoryPacker
-from stepwell.pool.state.priority_set import PrioritySet
+from stepwell.pool.state.ledger import Counters, Ledger, dump_numbers
+from stepwell.pool.state.queues import PrioritySet
 from stepwell.pool.state.records import Group, Lease, Trajectory
 from stepwell.pool.state.reward_queue import RewardQueue
-from stepwell.pool.state.series import SeriesRecorder
+from stepwell.pool.state.series import SeriesRecorder, VersionRewardLog
 from stepwell.pool.state.session_index import SessionIndex
 from stepwell.pool.state.slice import Slice
-from stepwell.pool.state.snapshots import note_of
-from stepwell.pool.state.stored_step import StoredStep
+from stepwell.pool.state.stored_step import StoredStep, TrajectoryPacker
 from stepwell.pool.state.tombstones import Tombstones
-from stepwell.pool.state.version_rewards import VersionRewardLog
 from stepwell.steps.step import Step
-from stepwell.steps.step_filter import NO_SOUND_STEP, StepFilter
+from stepwell.steps.trainable import NO_SOUND_STEP, StepFilter
 
 ENDED_KEPT = 10_000
 """How many ended leases are remembered, to tell an expired lease from an acknowledged one."""

@@ -9,8 +9,17 @@ from operator import add
 from typing import Any
 
 from stepwell.steps.columns import Columns, pack, unpack, unpack_values
-from stepwell.steps.schema import CARRIED, ColumnKind
-from stepwell.steps.step import BoolArray, Exactness, FloatArray, IntArray, JsonObject, Step, VersionSpan
+from stepwell.steps.step import (
+    CARRIED,
+    BoolArray,
+    ColumnKind,
+    Exactness,
+    FloatArray,
+    IntArray,
+    JsonObject,
+    Step,
+    VersionSpan,
+)
 
 NO_PLACE = -1
 NO_FIELDS: JsonObject = {}

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepwell.pool.api.watching import TrajectorySnapshot
-from stepwell.pool.state.change_log import ChangeLogPage
+from stepwell.pool.state.change_log import ChangeLogPage, is_sound, note_of, snapshot_of, standing_of
 from stepwell.pool.state.records import Trajectory
 from stepwell.pool.state.shipment import ship, trajectory_rows
-from stepwell.pool.state.snapshots import is_sound, note_of, snapshot_of, standing_of
 from stepwell.pool.state.state_base import StateBase
 from stepwell.steps.columns import Columns, pack, stack, unpack
 

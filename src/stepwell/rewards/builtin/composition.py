@@ -14,8 +14,7 @@ from pydantic import ConfigDict, JsonValue
 
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.attempt import as_score
-from stepwell.rewards.function import Call, Loader, RewardFunction
+from stepwell.rewards.function import Call, Loader, RewardFunction, as_score
 from stepwell.rewards.sample import Sample
 
 

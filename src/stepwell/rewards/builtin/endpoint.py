@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 import orjson
 
-from stepwell.common.retry import Backoff, retry_while_unavailable
+from stepwell.common.async_calls import Backoff, retry_while_unavailable
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.steps.step import JsonObject
 

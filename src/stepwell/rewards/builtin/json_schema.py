@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 from pydantic import JsonValue
 
-from stepwell.common.optional import install_command
+from stepwell.common.imports import install_command
 from stepwell.errors import BadRequest, NotReady, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin.answers import answer_of, compiled, expected_of, last_block
+from stepwell.rewards.builtin.matching import answer_of, compiled, expected_of, last_block
 from stepwell.rewards.sample import Sample
 
 

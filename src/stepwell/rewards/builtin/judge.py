@@ -18,8 +18,7 @@ import aiohttp
 
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin.answers import answer_of, expected_texts, last_block, without_reasoning
-from stepwell.rewards.builtin.endpoint import Endpoint, Refused
+from stepwell.rewards.builtin.matching import answer_of, expected_texts, last_block, without_reasoning
 from stepwell.rewards.sample import Sample
 from stepwell.steps.step import Json, JsonObject
 

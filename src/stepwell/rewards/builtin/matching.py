@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin.answers import ANSWER, answer_of, compiled, expected_texts
 from stepwell.rewards.sample import Sample
 
 ARTICLES = re.compile(r"\b(?:a|an|the)\b")

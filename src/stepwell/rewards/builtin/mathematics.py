@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stepwell.common.optional import require
+from stepwell.common.imports import require
 from stepwell.errors import NotReady, RewardFailed
-from stepwell.rewards.builtin.answers import ANSWER, answer_of, compiled, expected_texts
+from stepwell.rewards.builtin.matching import ANSWER, answer_of, compiled, expected_texts
 from stepwell.rewards.sample import Sample
 
 LONGEST_ANSWER = 20_000

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from stepwell.errors import RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin.answers import answer_of, expected_of, last_block
+from stepwell.rewards.builtin.matching import answer_of, expected_of, last_block
 from stepwell.rewards.confinement.process import ConfinedProcess
 from stepwell.rewards.confinement.sandbox import Sandbox, SandboxLevel, open_sandbox
 from stepwell.rewards.sample import Sample

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from stepwell.errors import RewardFailed
-from stepwell.rewards.builtin.endpoint import Endpoint
+from stepwell.rewards.builtin.judge import Endpoint
 from stepwell.rewards.sample import Sample
 from stepwell.steps.step import Json, JsonObject
 

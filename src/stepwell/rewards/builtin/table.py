@@ -9,13 +9,18 @@ from collections.abc import Callable
 from pydantic import ConfigDict, validate_call
 
 from stepwell.rewards.builtin.composition import length_shaping, per_step, weighted_sum
-from stepwell.rewards.builtin.json_schema import json_schema
-from stepwell.rewards.builtin.judge import judge
-from stepwell.rewards.builtin.matching import exact_match, format_match, normalised_match, number_match, regex_match
+from stepwell.rewards.builtin.judge import judge, reward_model
+from stepwell.rewards.builtin.matching import (
+    exact_match,
+    format_match,
+    json_schema,
+    normalised_match,
+    number_match,
+    regex_match,
+)
 from stepwell.rewards.builtin.mathematics import math_equal
 from stepwell.rewards.builtin.next_state import next_state
 from stepwell.rewards.builtin.python_tests import python_tests
-from stepwell.rewards.builtin.reward_model import reward_model
 from stepwell.rewards.confinement.sandbox import SandboxLevel
 from stepwell.rewards.function import Call, Loader
 from stepwell.steps.step import JsonObject

@@ -10,9 +10,8 @@ import os
 import sys
 from typing import Any
 
-from stepwell.rewards.candidate.channel import Ended, LineChannel
-from stepwell.rewards.candidate.limits import prepare
-from stepwell.rewards.candidate.values import Unsayable, from_json, to_json
+from stepwell.rewards.candidate.start import prepare
+from stepwell.rewards.candidate.values import Ended, LineChannel, Unsayable, from_json, to_json
 
 MOST_PRINTED = 100_000
 """Characters that one reply may say were printed; the rest is dropped."""

@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from stepwell.rewards.candidate.channel import Ended, LineChannel
-from stepwell.rewards.candidate.limits import LONGEST_TEXT, failure_text, prepare, read_job
 from stepwell.rewards.candidate.source import EVALUATE, HOW, NAMES, TEST, ParsedTest, RefusedTest, read_source
-from stepwell.rewards.candidate.values import TooLargeValue, Unsayable, from_json, to_json
+from stepwell.rewards.candidate.start import LONGEST_TEXT, failure_text, prepare, read_job
+from stepwell.rewards.candidate.values import Ended, LineChannel, TooLargeValue, Unsayable, from_json, to_json
 
 NOT_PASSED_ON = (StopIteration, StopAsyncIteration)
 """Exceptions that would end a loop of the test."""

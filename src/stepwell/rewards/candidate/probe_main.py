@@ -5,7 +5,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from stepwell.rewards.candidate.limits import prepare, read_job
+from stepwell.rewards.candidate.start import prepare, read_job
 
 UNREADABLE = "it cannot read Python's own library"
 

@@ -12,7 +12,7 @@ from symtable import Symbol, SymbolTable, symtable
 from types import CodeType
 from typing import Any, NamedTuple
 
-from stepwell.rewards.candidate.limits import failure_text
+from stepwell.rewards.candidate.start import failure_text
 
 TEST = "test"
 """The module of the test, and the file of its program."""

@@ -11,7 +11,7 @@ from typing import Self
 
 from stepwell.common.processes import kill_group
 from stepwell.errors import RewardFailed
-from stepwell.rewards.candidate.limits import READY
+from stepwell.rewards.candidate.start import READY
 
 START_TIMEOUT = 60.0
 """Seconds until a program must be ready; its own time limit begins only then."""

@@ -27,9 +27,7 @@ from pathlib import Path
 from stepwell.errors import NotReady, RewardFailed
 from stepwell.rewards import candidate
 from stepwell.rewards.candidate.probe_main import UNREADABLE
-from stepwell.rewards.confinement.bubblewrap import NOBODY, PROGRAMS_FOLDER, bubblewrap_command, find_bubblewrap
-from stepwell.rewards.confinement.cgroups import Cgroup, CgroupParent, find_parent
-from stepwell.rewards.confinement.process import ConfinedProcess
+from stepwell.rewards.confinement.process import Cgroup, CgroupParent, ConfinedProcess, find_parent
 from stepwell.rewards.confinement.seccomp import filter_program
 
 MEGABYTE = 2**20

@@ -21,16 +21,21 @@ from typing import BinaryIO, TypeAlias, cast
 import orjson
 
 from stepwell.common.child import framed, read_frame, read_frame_from
-from stepwell.common.die_with_parent import limit_memory, set_parent_death_signal
+from stepwell.common.own_process import limit_memory, set_parent_death_signal
 from stepwell.common.tokenizers import Decode, load_decode
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import Attempt, JudgementOutcome
-from stepwell.rewards.attempt import attempt_of, failure_text, write_attempt
-from stepwell.rewards.function import RewardFunction
+from stepwell.rewards.function import RewardFunction, attempt_of, failure_text, write_attempt
 from stepwell.rewards.loading import load
-from stepwell.rewards.runner.messages import Job
-from stepwell.rewards.runner.output import CapturedOutput, with_output
-from stepwell.rewards.runner.running_call import NO_CALL, NUMBER, RunningCallSlot, track_call
+from stepwell.rewards.runner.messages import (
+    NO_CALL,
+    NUMBER,
+    CapturedOutput,
+    Job,
+    RunningCallSlot,
+    track_call,
+    with_output,
+)
 from stepwell.rewards.sample import Sample
 
 AsyncCall: TypeAlias = Coroutine[object, object, object]

@@ -18,9 +18,7 @@ from stepwell.common.async_calls import run_to_end
 from stepwell.common.child import FramedChild
 from stepwell.common.processes import exit_text, read_pipe
 from stepwell.errors import BadRequest, RewardFailed
-from stepwell.rewards.runner.messages import Job
-from stepwell.rewards.runner.output import LONGEST_OUTPUT, NEXT_CALL, with_output
-from stepwell.rewards.runner.running_call import NUMBER, RunningCallSlot
+from stepwell.rewards.runner.messages import LONGEST_OUTPUT, NEXT_CALL, NUMBER, Job, RunningCallSlot, with_output
 
 START_TIMEOUT = 120.0
 """Seconds for Python, the tokenizer and the function's imports."""

@@ -11,11 +11,10 @@ import time
 from collections.abc import Callable
 
 from stepwell.pool.api.scoring import Attempt, JudgementOutcome
-from stepwell.rewards.attempt import read_attempt
+from stepwell.rewards.function import read_attempt
 from stepwell.rewards.runner.child_process import EXIT_TIMEOUT, RewardChild
-from stepwell.rewards.runner.output import with_output
-from stepwell.rewards.runner.queue import Prefetch, QueuedSample, SampleQueue
-from stepwell.rewards.runner.running_call import NO_CALL
+from stepwell.rewards.runner.messages import NO_CALL, with_output
+from stepwell.rewards.runner.runner import Prefetch, QueuedSample, SampleQueue
 
 CANCEL_TIMEOUT = 2.0
 """Seconds beyond its timeout in which an async call must react to its cancellation; else it blocks the event loop."""

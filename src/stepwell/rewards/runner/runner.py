@@ -12,9 +12,7 @@ import pickle
 from stepwell.errors import StepwellError
 from stepwell.pool.api.scoring import Attempt, JudgementOutcome
 from stepwell.rewards.runner.child_process import RewardChild, start_child
-from stepwell.rewards.runner.lane import STALLED_AFTER, ChildLane
 from stepwell.rewards.runner.messages import Job
-from stepwell.rewards.runner.queue import Prefetch, QueuedSample, SampleQueue
 from stepwell.rewards.sample import Sample
 
 

@@ -5,9 +5,9 @@ from copy import deepcopy
 
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.client import DataPool
-from stepwell.trainers.guard.canary_statistic import SequentialTest
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.policy_record import PolicyRecord
+from stepwell.trainers.guard.statistics import SequentialTest
 
 log = logging.getLogger("stepwell.trainers")
 

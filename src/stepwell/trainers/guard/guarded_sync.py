@@ -21,16 +21,12 @@ from typing import TYPE_CHECKING
 from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import PolicyAction
 from stepwell.pool.client import DataPool
-from stepwell.trainers.checkpoint import TensorState
-from stepwell.trainers.guard.canary_statistic import SequentialTest
-from stepwell.trainers.guard.canary_watch import CanaryWatch
+from stepwell.trainers.guard.canary import CanaryWatch, MakeSync, StagedVersions, WeightMoves
 from stepwell.trainers.guard.guard_settings import GuardSettings
-from stepwell.trainers.guard.paired_scores import Scores, Validate, checked, mean_of, refusal
-from stepwell.trainers.guard.policy_record import PolicyRecord
-from stepwell.trainers.guard.staged_versions import MakeSync, StagedVersions
-from stepwell.trainers.guard.version_store import Phase, VersionStore, borrowed
-from stepwell.trainers.guard.weight_moves import WeightMoves
-from stepwell.trainers.weight_stream import is_sharded_model
+from stepwell.trainers.guard.policy_record import Phase, PolicyRecord, VersionStore
+from stepwell.trainers.guard.statistics import Scores, SequentialTest, checked, mean_of, refusal
+from stepwell.trainers.learner import borrowed
+from stepwell.trainers.transfers import TensorState, is_sharded_model
 from stepwell.trainers.weight_sync import keep_calling
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision
 from stepwell.pool.client import DataPool
 from stepwell.trainers.guard.guard_settings import GuardSettings
-from stepwell.trainers.guard.paired_scores import mean_of
-from stepwell.trainers.guard.version_store import VersionStore
+from stepwell.trainers.guard.statistics import mean_of
 
 log = logging.getLogger("stepwell.trainers")
 

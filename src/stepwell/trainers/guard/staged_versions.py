@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from stepwell.trainers.ports import VersionedPool
-from stepwell.trainers.weight_sync import SyncReport, WeightSync
+from stepwell.trainers.weight_sync import SyncReport, VersionedPool, WeightSync
 
 if TYPE_CHECKING:
     import torch

@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from stepwell.common.atomic_files import SUFFIX, replacing_file
+from stepwell.common.files import SUFFIX, replacing_file
 from stepwell.errors import BadRequest
-from stepwell.trainers.checkpoint import TensorState
-from stepwell.trainers.guard.canary_statistic import ComparisonState
-from stepwell.trainers.guard.paired_scores import Scores
+from stepwell.trainers.guard.statistics import ComparisonState, Scores
+from stepwell.trainers.transfers import TensorState
 
 if TYPE_CHECKING:
     import torch

@@ -6,10 +6,10 @@ from typing import Any
 
 from stepwell.errors import Conflict, SyncFailed
 from stepwell.pool.client import DataPool
-from stepwell.trainers.guard.canary_statistic import ComparisonState
+from stepwell.trainers.guard.canary import StagedVersions
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.policy_record import PolicyRecord
-from stepwell.trainers.guard.staged_versions import StagedVersions
+from stepwell.trainers.guard.statistics import ComparisonState
 
 log = logging.getLogger("stepwell.trainers")
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from stepwell.common.atomic_files import rename_folder
+from stepwell.common.files import rename_folder
 from stepwell.engines import ENGINES
 from stepwell.engines.engine import EngineControl
 from stepwell.errors import BadRequest, EngineSilent, SyncFailed

@@ -16,9 +16,8 @@ import numpy as np
 
 from stepwell.errors import BadRequest
 from stepwell.steps.step import FloatArray, IntArray
-from stepwell.trainers.aggregation import LossAggregation, token_weights
+from stepwell.trainers.algorithms import LossAggregation, token_weights
 from stepwell.trainers.rows import TrainedRows
-from stepwell.trainers.tinker.service_ports import Datum
 
 ServiceLoss: TypeAlias = Literal["sum", "mean"]
 

@@ -25,8 +25,16 @@ from stepwell.trainers.reporting import Stopwatch
 from stepwell.trainers.rows import FilledIn, TrainedRows
 from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.tinker.adapter_sync import AdapterSync
-from stepwell.trainers.tinker.datums import datum_rows, imported_tinker, logprob_gap, to_datums, with_logprobs
-from stepwell.trainers.tinker.service_ports import StoredWeights, TrainingClient, TrainingService
+from stepwell.trainers.tinker.datums import (
+    StoredWeights,
+    TrainingClient,
+    TrainingService,
+    datum_rows,
+    imported_tinker,
+    logprob_gap,
+    to_datums,
+    with_logprobs,
+)
 from stepwell.trainers.tinker.tinker_settings import TinkerSettings
 
 log = logging.getLogger("stepwell.trainers")

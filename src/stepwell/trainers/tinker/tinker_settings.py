@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from stepwell.errors import BadRequest
-from stepwell.trainers.aggregation import LossAggregation
+from stepwell.trainers.algorithms import LossAggregation
 from stepwell.trainers.settings import FeedSettings
 from stepwell.trainers.tinker.datums import ServiceLoss
 

@@ -17,8 +17,7 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 from stepwell.errors import BadRequest
 from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.verl.connection import connected_pool
-from stepwell.trainers.verl.mode_settings import PoolModeSettings, read_mode_settings
+from stepwell.trainers.verl.mode_settings import PoolModeSettings, connected_pool, read_mode_settings
 from stepwell.trainers.weight_sync import SyncReport, WeightSync
 
 BACKEND = "stepwell"

@@ -19,22 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepwell.errors import BadRequest
-from stepwell.steps.advantages import AdvantageKind
-from stepwell.steps.baselines import BaselineKind
+from stepwell.steps.advantages import AdvantageKind, BaselineKind
 from stepwell.steps.columns import Columns, cut, stack
 from stepwell.steps.credit import CreditKind
 from stepwell.steps.layout import IndexArray, offsets, parts_of
 from stepwell.steps.padding import Overlong, PaddedSteps, pad_steps, spread
 from stepwell.steps.rows import MergedRows
 from stepwell.steps.step import BoolArray, FloatArray
+from stepwell.trainers.comparison import response_advantages, unusable_advantages
 from stepwell.trainers.ports import TrainingBatch
-from stepwell.trainers.rows import (
-    is_missing,
-    place_responses,
-    response_advantages,
-    step_temperatures,
-    unusable_advantages,
-)
+from stepwell.trainers.rows import is_missing, place_responses, step_temperatures
 from stepwell.trainers.settings import RowSettings
 
 DataProto: TypeAlias = Any

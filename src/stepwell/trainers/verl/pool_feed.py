@@ -21,7 +21,6 @@ from stepwell.trainers.ports import TrainingBatch
 from stepwell.trainers.rows import TrainedRows
 from stepwell.trainers.settings import choose_old_logprobs
 from stepwell.trainers.verl.mode_settings import PoolModeSettings
-from stepwell.trainers.verl.queue_rows import QueueRow, queue_rows
 
 log = logging.getLogger("stepwell.trainers")
 

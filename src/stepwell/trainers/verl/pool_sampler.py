@@ -15,10 +15,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from stepwell.trainers.verl.connection import connected_pool
-from stepwell.trainers.verl.mode_settings import read_mode_settings
-from stepwell.trainers.verl.pool_feed import PoolFeed
-from stepwell.trainers.verl.queue_rows import QueueRow
+from stepwell.trainers.verl.mode_settings import connected_pool, read_mode_settings
+from stepwell.trainers.verl.pool_feed import PoolFeed, QueueRow
 
 EVICTED = "training/off_policy/evicted_samples"
 """verl's own name for groups that are too old."""

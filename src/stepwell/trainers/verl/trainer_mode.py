@@ -22,7 +22,6 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
-from stepwell.trainers.verl.checkpoint_engine import BACKEND
 from stepwell.trainers.verl.mode_settings import require_usable
 from stepwell.trainers.verl.pool_feed import PoolFeed
 from stepwell.trainers.weight_sync import PROBE

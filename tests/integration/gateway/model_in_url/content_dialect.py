@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from stepwell.gateway.dialects.openai import choose_model, make_call, read_json_object
+from stepwell.gateway.error_responses import ErrorDetails
+
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.chat_form import assistant_message
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
-from stepwell.gateway.dialects.openai_choices import ChoicesReply
-from stepwell.gateway.dialects.openai_request import choose_model, make_call, read_json_object
-from stepwell.gateway.dialects.sse import MEDIA_TYPE, event
-from stepwell.gateway.http.error_responses import ErrorDetails
+from stepwell.gateway.dialects.openai_choices import MEDIA_TYPE, ChoicesReply, event
 from stepwell.wire.openai import Upstream, Usage
 
 ROOT = "v1beta/models/{model:path}"

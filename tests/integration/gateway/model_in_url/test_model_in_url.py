@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from stepwell.gateway.asgi import access_table
 
 from rig.fake_engine import FakeEngine, Faults, Reply
 from rig.gateways import serve_gateway
@@ -15,7 +16,6 @@ from rig.local_pool import LocalPool
 from rig.openai_agent import Agent, agent_of
 from rig.vocabulary import END_OF_TURN, encode
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import access_table
 from stepwell.steps.step import Exactness
 from tests.integration.gateway.model_in_url.content_dialect import ContentDialect
 

@@ -1,4 +1,4 @@
-from stepwell.dashboard.index.follower import CallBudget
+from stepwell.dashboard.follower import CallBudget
 
 
 def test_the_reserve_pays_first_and_then_only_the_share_is_spent() -> None:

@@ -1,4 +1,5 @@
-from stepwell.dashboard.index.texts import ENTRY_BYTES, SLACK, ConversationTexts, keys_with_text
+from stepwell.dashboard.follower import ENTRY_BYTES, SLACK, ConversationTexts, keys_with_text
+
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from tests.unit.dashboard.summaries import make_summary
 

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from rig.made_up_rollouts import summary_of
-from stepwell.dashboard.index.search import Search
-from stepwell.dashboard.index.trajectories import SearchResult, TrajectoryIndex
+from stepwell.dashboard.index import Search, SearchResult, TrajectoryIndex
 from stepwell.pool.api.watching import TrajectoryState
 from tests.unit.dashboard.summaries import make_summary, told
 

@@ -2,9 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
+from stepwell.demo.live_outcome import WINDOW, LiveRecord, UserTurn
 
-from stepwell.demo.live.live_outcome import LiveRecord
-from stepwell.demo.live.turns import WINDOW, UserTurn
 from stepwell.pool.api.policy import PolicyAction, PolicyDecision
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 

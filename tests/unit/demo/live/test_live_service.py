@@ -9,11 +9,10 @@ from itertools import pairwise
 import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
+from stepwell.demo.live_outcome import UserTurn, write_turn
+from stepwell.demo.live_service import CLOSINGS, LiveService
 
 from stepwell.demo.agent_process import Orders
-from stepwell.demo.live.live_service import LiveService
-from stepwell.demo.live.turns import UserTurn, write_turn
-from stepwell.demo.live.users import CLOSINGS
 
 KEY = "a session key"
 ORDERS = Orders(

@@ -2,11 +2,11 @@ from dataclasses import dataclass
 from itertools import islice
 
 import torch
+from stepwell.demo.live_run import PoisonedSync, _wrong_conversations
+from stepwell.demo.live_service import CLOSINGS
 
-from stepwell.demo.live.poison import PoisonedSync, _wrong_conversations
-from stepwell.demo.live.users import CLOSINGS
 from stepwell.pool.api.policy import PolicyAction, PolicyDecision
-from stepwell.trainers.checkpoint import TensorState
+from stepwell.trainers.transfers import TensorState
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 from pathlib import Path
 
 import pytest
-
-from stepwell.demo.live.turns import (
+from stepwell.demo.live_outcome import (
     TurnReader,
     UserTurn,
     acceptance,

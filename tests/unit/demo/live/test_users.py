@@ -2,7 +2,7 @@ import random
 from collections.abc import Sequence
 from itertools import islice
 
-from stepwell.demo.live.users import (
+from stepwell.demo.live_service import (
     CLOSINGS,
     CORRECTIONS,
     LENGTHS,
@@ -14,10 +14,9 @@ from stepwell.demo.live.users import (
     of_like_length,
     shown,
 )
-from stepwell.demo.model import row
-from stepwell.demo.vocabulary import CONTEXT, ScriptTurn, make_tokenizer
-from stepwell.rewards.builtin.next_state.replies import NextState, Utterance
-from stepwell.rewards.builtin.next_state.rules import RULES
+from stepwell.rewards.builtin.next_state_rules import RULES, NextState, Utterance
+
+from stepwell.demo.model import CONTEXT, ScriptTurn, make_tokenizer, row
 
 
 def users(count: int = 200) -> list[SimulatedUser]:

@@ -5,7 +5,7 @@ import pytest
 
 from stepwell.envs.config import BaseEnvConfig, EvalHandling
 from stepwell.envs.loop.pace import PaceTerms, Situation, decide, max_workers
-from stepwell.wire.atropos_calls import EnvStatus
+from stepwell.wire.scored_groups import EnvStatus
 
 
 def terms_with(**config: Any) -> PaceTerms:

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.envs.group_files import GroupFolder, GroupTable, rows_of
 
 from rig.group_files import group_of, read_lines, read_table
-from stepwell.envs.output.group_files import GroupFolder, GroupTable, rows_of
 from stepwell.errors import BadRequest
 
 GROUP: dict[str, Any] = {

@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from stepwell.envs.group_files import GroupPage
 
 from stepwell.common.tokenizers import Decode
-from stepwell.envs.output.html_page import GroupPage
 
 NASTY = """<script>alert("x")</script>' onload='&amp;</pre><img src=//evil.example>"""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rig.waiting import wait_until
-from stepwell.envs.output.wandb_tracker import RolloutTable, WandbTracker
+from stepwell.envs.tracking import RolloutTable, WandbTracker
 from stepwell.errors import BadRequest
 
 RUN = {"name": "sums_0", "project": "p", "group": "g", "config": {"group_size": 4}}

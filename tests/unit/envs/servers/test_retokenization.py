@@ -8,7 +8,7 @@ import pytest
 from rig.chatml import render_chat
 from rig.vocabulary import END_OF_TURN, encode
 from stepwell.common.tokenizers import load_tokenizer
-from stepwell.envs.servers.retokenization import TokenizerCache, encoded_turn
+from stepwell.envs.servers.sequences import TokenizerCache, encoded_turn
 from stepwell.errors import BadRequest, EngineUnavailable
 
 USER = {"role": "user", "content": "hello"}

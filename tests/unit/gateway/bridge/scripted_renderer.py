@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from rig.chat_templates import Template, encode
-from stepwell.gateway.bridge.delta import FILLER, ChatMessage, stand_in_tools
+from stepwell.gateway.bridge.template_probes import FILLER, ChatMessage, stand_in_tools
 from stepwell.steps.step import IntArray
 
 

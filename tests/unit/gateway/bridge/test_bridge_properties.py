@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge, ThinkingPolicy
 
 from rig.chat_templates import TEMPLATES, Template, decode, encode
 from rig.local_pool import LocalPool
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.bridge.bridge import Bridge
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
-from stepwell.gateway.bridge.thinking import ThinkingPolicy
 from stepwell.gateway.recording.step_builder import PendingStep, PromptOrigin, build_steps
 from stepwell.pool.api.producing import RecordedTurn, TrajectoryRef
 from stepwell.steps.columns import pack

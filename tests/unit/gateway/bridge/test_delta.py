@@ -5,13 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from stepwell.gateway.bridge.recorded_turns import BridgeOutcome, CannotBridge, ThinkingPlaces
 
 from rig import chat_templates
 from rig.chat_templates import CONTROL_IDS, TEMPLATES, decode, encode
-from stepwell.gateway.bridge.delta import shape_of
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
-from stepwell.gateway.bridge.template_probes import TemplateProbes
-from stepwell.gateway.bridge.thinking import ThinkingPlaces
+from stepwell.gateway.bridge.template_probes import TemplateProbes, shape_of
 from tests.unit.gateway.bridge.scripted_renderer import ScriptedRenderer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

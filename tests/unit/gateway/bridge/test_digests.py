@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.gateway.dialects.openai import repair_messages
 
 from stepwell.gateway.bridge.digests import conversation_digest_of, digest_request, read_conversation_digest, thought_of
-from stepwell.gateway.dialects.chat import repair_messages
 from tests.unit.gateway.dialects.asking import JSON
 
 USER = {"role": "user", "content": "hello"}

@@ -1,11 +1,18 @@
 from typing import Any
 
 import pytest
+from stepwell.gateway.bridge.recorded_turns import (
+    NO_THINKING,
+    BridgeOutcome,
+    CannotBridge,
+    ThinkingPlaces,
+    ThinkingPolicy,
+    Turn,
+    find_parent,
+    thinking_to_prove,
+)
 
 from stepwell.gateway.bridge.digests import conversation_digest_of, digest_request
-from stepwell.gateway.bridge.outcomes import BridgeOutcome, CannotBridge
-from stepwell.gateway.bridge.parents import Turn, find_parent
-from stepwell.gateway.bridge.thinking import NO_THINKING, ThinkingPlaces, ThinkingPolicy, thinking_to_prove
 from stepwell.steps.step import ids_array
 
 ALL, TOOL_CYCLE, TEMPLATE = ThinkingPolicy.ALL, ThinkingPolicy.TOOL_CYCLE, ThinkingPolicy.TEMPLATE

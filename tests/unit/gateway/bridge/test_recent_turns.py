@@ -1,8 +1,7 @@
 import numpy as np
+from stepwell.gateway.bridge.recorded_turns import OVERHEAD, RecentTurns, Turn
 
 from stepwell.gateway.bridge.digests import conversation_digest_of, digest_request
-from stepwell.gateway.bridge.parents import Turn
-from stepwell.gateway.bridge.recent_turns import OVERHEAD, RecentTurns
 from stepwell.steps.step import ids_array
 
 LINEAGE = conversation_digest_of(

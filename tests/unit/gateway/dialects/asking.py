@@ -11,8 +11,7 @@ from stepwell.engines.openai import OpenAIEngine
 from stepwell.engines.vllm import VllmEngine
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
-from stepwell.gateway.dialects.openai_choices import ChoicesReply, ChoicesStream
-from stepwell.gateway.dialects.sse import LONGEST_EVENT, EventReader
+from stepwell.gateway.dialects.openai_choices import LONGEST_EVENT, ChoicesReply, ChoicesStream, EventReader
 
 CHAT, COMPLETIONS = DIALECTS[:2]
 AROUND = DialectContext(response_length=64)

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.gateway.dialects.openai import repair_messages
 
-from stepwell.gateway.dialects.chat import repair_messages
 from stepwell.gateway.dialects.openai_choices import copy_reasoning
 
 

@@ -1,6 +1,7 @@
 from stepwell.access.access_keys import AccessKeys
 from stepwell.gateway.dialects.chat_form import (
     EchoedSteps,
+    StepSeal,
     assistant_message,
     function_tool,
     image_part,
@@ -8,7 +9,6 @@ from stepwell.gateway.dialects.chat_form import (
     text_part,
     tool_call,
 )
-from stepwell.gateway.dialects.step_seal import StepSeal
 
 SEAL = StepSeal(AccessKeys(["control-key-of-the-tests"]))
 FIRST, SECOND = "a" * 32, "b" * 32

@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.steps.trainable import untrainable_reason
 
 from stepwell.engines import PRIVATE_FIELDS
 from stepwell.engines.engine import EXTRA_SAMPLING
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.steps.sampling import untrainable_reason
 from tests.unit.gateway.dialects.asking import (
     AROUND,
     CHAT,

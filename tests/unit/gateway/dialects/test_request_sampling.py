@@ -1,10 +1,11 @@
 import json
 from typing import Any
 
+from stepwell.gateway.dialects.request_rules import AS_ASKED, DEFAULTS, SamplingPolicy
+from stepwell.steps.trainable import untrainable_reason
+
 from stepwell.engines.engine import EXTRA_SAMPLING
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
-from stepwell.gateway.dialects.request_sampling import AS_ASKED, DEFAULTS, SamplingPolicy
-from stepwell.steps.sampling import untrainable_reason
 from tests.unit.gateway.dialects.asking import CHAT, HELLO, asked, chat
 
 FILLED_IN = {**DEFAULTS, **EXTRA_SAMPLING}

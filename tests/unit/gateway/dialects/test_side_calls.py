@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from stepwell.gateway.dialects.openai import LAST_MESSAGES, TEXT_READ
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.chat import LAST_MESSAGES, TEXT_READ
 from stepwell.gateway.dialects.dialect import DialectContext
 from stepwell.gateway.dialects.side_calls import MARKED, SYSTEM_RULES, USER_RULES, SideCallRule, side_call_kind
 from tests.unit.gateway.dialects.asking import CHAT, completion

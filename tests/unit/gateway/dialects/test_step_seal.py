@@ -1,7 +1,7 @@
 import pytest
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.gateway.dialects.step_seal import StepSeal
+from stepwell.gateway.dialects.chat_form import StepSeal
 
 OLD, NEW = "old-control-key-1", "new-control-key-2"
 UID = "0123456789abcdef" * 2

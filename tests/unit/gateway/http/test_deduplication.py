@@ -1,18 +1,11 @@
 import asyncio
 
 import pytest
+from stepwell.gateway.requests import LONGEST_KEY, read_call_headers
+from stepwell.gateway.response_writer import A_PART, AN_ANSWER, KEPT_SECONDS, RequestDeduplicator, SharedResponse
 
 from rig.waiting import until
 from stepwell.errors import BadRequest
-from stepwell.gateway.http.deduplication import (
-    A_PART,
-    AN_ANSWER,
-    KEPT_SECONDS,
-    LONGEST_KEY,
-    RequestDeduplicator,
-    SharedResponse,
-    read_call_headers,
-)
 from stepwell.pool.api.producing import TrajectoryRef
 
 REF = TrajectoryRef("t", "p")

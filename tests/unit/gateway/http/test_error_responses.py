@@ -1,9 +1,7 @@
 import json
 
 import pytest
-
-from stepwell.errors import BadRequest, EngineUnavailable, PoolFull, RayUnreachable
-from stepwell.gateway.http.error_responses import (
+from stepwell.gateway.error_responses import (
     CONTEXT_OVERFLOW,
     ErrorDetails,
     describe,
@@ -11,6 +9,8 @@ from stepwell.gateway.http.error_responses import (
     describe_stream_error,
     openai_error,
 )
+
+from stepwell.errors import BadRequest, EngineUnavailable, PoolFull, RayUnreachable
 
 NO_ROOM = b'{"error": {"message": "maximum context length is 64", "code": 400}}'
 

@@ -3,10 +3,10 @@ import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from stepwell.gateway.metrics import MOST_NAMES, GatewayMetrics
 
 from rig.builders import make_step
 from rig.waiting import until
-from stepwell.gateway.http.metrics import MOST_NAMES, GatewayMetrics
 from stepwell.steps.step import Exactness
 
 

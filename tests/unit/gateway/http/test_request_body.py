@@ -2,10 +2,10 @@ from collections.abc import Sequence
 
 import pytest
 from starlette.exceptions import HTTPException
+from stepwell.common.user_input import LARGEST_READ, MOST_CONTAINERS
+from stepwell.gateway.requests import Message, Receive, limited, read_body
 
-from stepwell.common.json_containers import LARGEST_READ, MOST_CONTAINERS
 from stepwell.errors import TooLarge
-from stepwell.gateway.http.request_body import Message, Receive, limited, read_body
 
 
 def receiving(parts: Sequence[bytes]) -> Receive:

@@ -2,12 +2,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from stepwell.gateway.requests import Message
+from stepwell.gateway.response_writer import KeepAlives, ResponseWriter, SharedResponse
 
 from rig.waiting import until
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.http.deduplication import SharedResponse
-from stepwell.gateway.http.request_body import Message
-from stepwell.gateway.http.response_writer import KeepAlives, ResponseWriter
 
 KEEP_ALIVE = b": alive\n\n"
 END = b"data: end\n\n"

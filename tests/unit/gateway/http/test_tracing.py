@@ -5,10 +5,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
+from stepwell.common.imports import install_command
+from stepwell.gateway.metrics import Tracing, start
 
-from stepwell.common.optional import install_command
-from stepwell.gateway.http import tracing as module
-from stepwell.gateway.http.tracing import Tracing, start
+from stepwell.gateway import metrics as module
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"

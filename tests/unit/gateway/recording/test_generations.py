@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from rig.builders import make_step
-from stepwell.gateway.recording.generations import Generations, Told
+from stepwell.gateway.routes.whitebox_routes import Generations, Told
 from stepwell.steps.step import Step
 
 BLANK: dict[str, Any] = {"temperature": None, "sampling": {}, "version_spans": (), "policy_version": 0, "model": ""}

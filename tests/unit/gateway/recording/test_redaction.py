@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stepwell.steps.trainable import step_fault
 
 from rig.builders import make_step
 from rig.docs_pages import DOCS, blocks
@@ -22,7 +23,6 @@ from stepwell.gateway.recording.redaction import (
     token_spans,
 )
 from stepwell.steps.prefix_tree import PrefixTree
-from stepwell.steps.soundness import step_fault
 from stepwell.steps.step import Step
 
 MASK = ord("*")

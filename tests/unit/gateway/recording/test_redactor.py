@@ -12,8 +12,7 @@ from rig.redactions import SECRET
 from rig.vocabulary import encode
 from rig.waiting import until
 from stepwell.errors import BadRequest
-from stepwell.gateway.recording.redaction_child import load_redaction
-from stepwell.gateway.recording.redactor import RedactionFailed, Redactor
+from stepwell.gateway.recording.redaction import RedactionFailed, Redactor, load_redaction
 from stepwell.steps.step import Step
 
 MODULE = "rig.redactions"

@@ -3,10 +3,10 @@ from functools import partial
 from typing import Any
 
 import pytest
+from stepwell.steps.trainable import fault_kind
 
 from stepwell.gateway.recording import step_builder
 from stepwell.gateway.recording.step_builder import PendingStep
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, VersionSpan, ids_array, logprobs_array
 from stepwell.wire.openai import Sampled, Usage
 

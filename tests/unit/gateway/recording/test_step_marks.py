@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
+from stepwell.gateway.recording.call_book import StepMarks
+from stepwell.gateway.response_writer import Sighting
+from stepwell.steps.trainable import UNSEEN
 
 from rig.local_pool import LocalPool
 from stepwell.errors import PoolUnavailable, UnknownTrajectory
-from stepwell.gateway.http.sighting import Sighting
-from stepwell.gateway.recording.step_marks import StepMarks
 from stepwell.pool.api.producing import READ, TrajectoryRef
-from stepwell.steps.step_filter import UNSEEN
 
 REF, OTHER = TrajectoryRef("t", "p"), TrajectoryRef("other", "p")
 Told = tuple[str, list[str], str]

@@ -2,7 +2,7 @@ import pytest
 
 from rig.builders import make_step, same_step
 from stepwell.engines.replica import EngineReplica
-from stepwell.gateway.recording.version_confirmer import BRACKET, VersionConfirmer
+from stepwell.gateway.recording.step_book import BRACKET, VersionConfirmer
 from stepwell.steps.step import Step, VersionSpan
 from tests.unit.gateway.scripted_engines import ScriptedEngines, make_engine
 

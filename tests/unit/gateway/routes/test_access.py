@@ -2,15 +2,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stepwell.gateway.asgi import AccessCheck, access_table
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import AGENT, Role
 from stepwell.access.key_file import KeyFile, create_key
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import BELOW_A_TRAJECTORY
+from stepwell.access.route_table import BELOW_A_TRAJECTORY, RouteGuard
 from stepwell.errors import Forbidden, NotPermitted
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import AccessCheck, access_table
 
 ACCESS = access_table(DIALECTS)
 CONTROL = "control-key-of-the-tests"

@@ -4,20 +4,17 @@ from typing import Any, cast
 import pytest
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from stepwell.gateway.asgi import AccessCheck, GatewayAsgi, access_table, call_paths
+from stepwell.gateway.calls import NO_TRAJECTORY, RequestedCall
+from stepwell.gateway.requests import LARGEST_BODY, Headers, Message, Receive, Send
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import Caller
-from stepwell.access.route_guard import RouteGuard
-from stepwell.access.route_table import BELOW_A_TRAJECTORY
+from stepwell.access.route_table import BELOW_A_TRAJECTORY, RouteGuard
 from stepwell.common.bounded_http import LARGEST_HEADERS
 from stepwell.gateway.agent_calls import AgentCalls
-from stepwell.gateway.call_in_flight import RequestedCall
 from stepwell.gateway.dialects import DIALECTS
 from stepwell.gateway.dialects.dialect import Dialect
-from stepwell.gateway.http.request_body import LARGEST_BODY, Headers, Message, Receive, Send
-from stepwell.gateway.routes.access import AccessCheck, access_table, call_paths
-from stepwell.gateway.routes.asgi import GatewayAsgi
-from stepwell.gateway.unrecorded_calls import NO_TRAJECTORY
 from stepwell.pool.api.producing import TrajectoryRef
 from tests.unit.gateway.asgi import exchange
 

@@ -1,16 +1,15 @@
 from typing import Any, cast
 
 import pytest
+from stepwell.gateway.metrics import GatewayMetrics
+from stepwell.gateway.requests import CallQuotas, Message
 
 from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
 from stepwell.access.caller import ANYONE, CALLER
 from stepwell.gateway.call_resolver import CallResolver
-from stepwell.gateway.http.metrics import GatewayMetrics
-from stepwell.gateway.http.quotas import CallQuotas
-from stepwell.gateway.http.request_body import Message
 from stepwell.gateway.recording.outbox import Outbox
-from stepwell.gateway.routes.fast_routes import FastRoutes
+from stepwell.gateway.routes.trajectory_routes import FastRoutes
 from stepwell.gateway.trajectory_lifecycle import TrajectoryLifecycle
 from tests.unit.gateway.asgi import exchange
 

@@ -2,6 +2,7 @@ import json
 from typing import Any
 
 import pytest
+from stepwell.gateway.asgi import access_table
 
 from rig.local_pool import LocalPool
 from stepwell.access.access_keys import AccessKeys
@@ -9,8 +10,7 @@ from stepwell.common.tokenizers import BackgroundTokenizer
 from stepwell.engines.fleet import EngineFleet
 from stepwell.gateway.app import GatewayApp
 from stepwell.gateway.dialects import DIALECTS
-from stepwell.gateway.routes.access import access_table
-from stepwell.gateway.routes.openapi import openapi_document
+from stepwell.gateway.routes.operator_routes import openapi_document
 
 METHODS = {"get", "post", "put", "delete", "patch"}
 

@@ -6,10 +6,9 @@ from typing import cast
 import pytest
 
 from rig.builders import EasyPool
-from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.staleness import DISTANCES, AgedStep, Distance, Present
-from stepwell.pool.api.watching import TrajectoryState
+from stepwell.pool.api.watching import TrajectoryState, why_not_trained
 
 
 class SecondsSinceSampled(Distance):

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from stepwell.pool.api.explanations import DROPPED, why_not_trained
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.staleness import Present
-from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.api.watching import DROPPED, TrajectorySnapshot, TrajectoryState, why_not_trained
 
 
 def why(

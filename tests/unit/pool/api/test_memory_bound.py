@@ -1,10 +1,10 @@
+from stepwell.pool.slices.producing import AddSteps, Register
+
 from rig.asked import asked
 from rig.builders import make_step
 from stepwell.pool.api.plan import Limits, PoolPlan, bounded_limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.service import ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 
 GIB = 2**30

@@ -9,7 +9,6 @@ import pytest
 
 from rig.builders import EasyPool
 from stepwell.commands.pool import PoolSettings
-from stepwell.pool.api.explanations import why_not_trained
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.staleness import (
     CONSEQUENCES,
@@ -21,7 +20,7 @@ from stepwell.pool.api.staleness import (
     VersionsBehind,
     consequence_of,
 )
-from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
+from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState, why_not_trained
 from stepwell.steps.step import BoolArray
 
 

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
+from stepwell.pool.slices.producing import ChannelIfOpen, Register
 
 from rig.local_pool import LocalPool
 from stepwell.common.message_format import message
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.pool.api.news import SERVING, UNSEEN
 from stepwell.pool.api.producing import Registration
+from stepwell.pool.api.transport import SERVING, UNSEEN
 from stepwell.pool.shard.operation import MergedOperation, Operation, ShardRoute, TrajectoryOperation
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.policy import PauseChannel
-from stepwell.pool.slices.trajectories import ChannelIfOpen, Register
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
 
 SHARDS = 3

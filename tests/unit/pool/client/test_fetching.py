@@ -14,9 +14,9 @@ from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
 from stepwell.errors import FetchTimeout, LeaseExpired
 from stepwell.pool.api.leasing import Order, batch_of_lease
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.sessions import SESSION, session_metadata
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.client.fetching import TAKE_PATIENCE
 from stepwell.steps.step import Exactness
 

@@ -6,7 +6,7 @@ import pytest
 
 from rig.local_pool import LocalPool, LocalTransport
 from rig.waiting import until
-from stepwell.pool.api.calls import HeldCalls
+from stepwell.pool.api.producing import HeldCalls
 
 MOST_POLLS = 20
 """Far more than one for each second that the test takes."""

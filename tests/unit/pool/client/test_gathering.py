@@ -15,7 +15,7 @@ from stepwell.errors import BadRequest
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.api.transport import ActorAway, ActorFailed
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import LARGEST_MESSAGE, GatheringTransport
+from stepwell.pool.client.link_messages import LARGEST_MESSAGE, GatheringTransport
 from stepwell.pool.shard.operation import Operation, ShardRoute
 from stepwell.pool.shard.shard import Shard
 from stepwell.pool.slices.forgetting import Forget

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stepwell.pool.slices.producing import FindSession, Register, TakeUnscored
 
 from rig.certificates import make_certificate
 from rig.network_links import LinkFiles, make_link_files
@@ -23,21 +24,18 @@ from stepwell.errors import BadRequest, RayUnreachable
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.policy import PolicyDecision
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.client.link_listener import MOST_STRANGERS, NETWORK_CALLS, LinkListener, NetworkCalls, NetworkTerms
-from stepwell.pool.client.link_messages import NO_CALL, LinkAnswer, LinkState, frame, read_frame
-from stepwell.pool.client.network_link import (
+from stepwell.pool.client.link import (
     GREETING,
     NONCE_BYTES,
     NetworkLink,
     proof_of,
     read_secrets,
 )
+from stepwell.pool.client.link_messages import NO_CALL, LinkAnswer, LinkState, frame, read_frame
+from stepwell.pool.client.link_process import MOST_STRANGERS, NETWORK_CALLS, LinkListener, NetworkCalls, NetworkTerms
 from stepwell.pool.client.ray_cluster import join_ray
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.slices.policy import AnnounceSync, Decide, ReadVersionRewards, ReportEngines
-from stepwell.pool.slices.scoring import TakeUnscored
-from stepwell.pool.slices.sessions import FindSession
-from stepwell.pool.slices.trajectories import Register
 from stepwell.pool.slices.watching import ReadSeries
 
 WAIT = 30.0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps
 
 from rig.asked import asked
 from rig.builders import make_step
@@ -16,7 +17,6 @@ from stepwell.pool.client.data_pool import DataPool
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.policy import Decide, ReadDecisions, ReadVersionRewards
-from stepwell.pool.slices.steps import AddSteps
 from stepwell.steps.columns import pack
 from tests.unit.pool.shard.journals import kill
 

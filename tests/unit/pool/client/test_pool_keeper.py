@@ -5,7 +5,7 @@ from typing import Any
 
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.api.transport import ActorAway, ActorMissing
-from stepwell.pool.client.pool_keeper import keep_pool
+from stepwell.pool.shard.resharding import keep_pool
 
 
 class Shards:

@@ -7,9 +7,9 @@ import pytest
 from rig.builders import make_step
 from rig.local_pool import LocalPool
 from stepwell.errors import PoolUnavailable
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import EndResult, Registration, SubmitVerdict
 from stepwell.pool.api.scoring import Attempt, Judgement, JudgementOutcome, Score
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.steps.step import Step
 
 

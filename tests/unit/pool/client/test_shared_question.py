@@ -12,11 +12,11 @@ from rig.builders import make_step
 from rig.local_pool import LocalPool
 from rig.waiting import until
 from stepwell.errors import BadRequest, PoolUnavailable
-from stepwell.pool.api.news import SERVING, SYNC, UNSCORED, UNSEEN, Revision, flush_topic, ready_topic
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import TRAIN, Registration
-from stepwell.pool.api.shard_layout import Layout
+from stepwell.pool.api.transport import SERVING, SYNC, UNSCORED, UNSEEN, Revision, flush_topic, ready_topic
 from stepwell.pool.client import PoolClient
-from stepwell.pool.client.gathering import GatheringTransport
+from stepwell.pool.client.link_messages import GatheringTransport
 from stepwell.pool.shard.service import ShardService
 from tests.unit.survival.test_shards_change_while_the_pool_runs import change
 

@@ -5,8 +5,8 @@ import pytest
 from rig.builders import make_step
 from rig.local_pool import LocalPool
 from stepwell.errors import FetchTimeout
+from stepwell.pool.api.plan import Layout
 from stepwell.pool.api.producing import EndResult, Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
 from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
 from stepwell.steps.columns import unpack

@@ -7,7 +7,7 @@ from stepwell.pool.api.policy import ChannelPolicy, PolicyDecision, Serving
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.stats import StepCount
 from stepwell.pool.shard.resharding import reshard
-from stepwell.pool.state.counters import load_serving
+from stepwell.pool.state.ledger import load_serving
 from stepwell.steps.step import Step
 
 

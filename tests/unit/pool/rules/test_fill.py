@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from stepwell.steps.trainable import StepFilter, make_step_filter
 
 from rig.builders import EVERYTHING, EasyPool, in_groups, make_group, make_step, same_step
 from stepwell.errors import BadRequest, Conflict
@@ -12,7 +13,6 @@ from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.rules.exact_batch import choose_groups
 from stepwell.steps.columns import cut, pack, stack, unpack
 from stepwell.steps.step import Exactness, Step
-from stepwell.steps.step_filter import StepFilter, make_step_filter
 
 
 def wanted(trajectories: int, channel: str = "train") -> ExactFill:

@@ -9,9 +9,8 @@ import pytest
 from rig.builders import EasyPool, make_step
 from stepwell.errors import Conflict, PoolFull
 from stepwell.pool.api.leasing import Unit
-from stepwell.pool.api.pacing import Refill, merge_pacing
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
-from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
+from stepwell.pool.api.producing import Refill, Registration, RewardGiven, SubmitVerdict, merge_pacing
 from stepwell.pool.api.stats import merge_stats
 from stepwell.steps.step import VersionSpan
 

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepwell.steps.trainable import NOT_CONTINUED, UNSEEN
 
 from rig.builders import EasyPool, make_step
 from stepwell.errors import BadRequest, UnknownTrajectory
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import CONTINUED, READ, EndResult, Registration
 from stepwell.pool.client.batch import batch_of
-from stepwell.pool.state.mark_operations import RANKS
+from stepwell.pool.state.call_operations import RANKS
 from stepwell.steps.step import CUT_SHORT, Exactness, Step
-from stepwell.steps.step_filter import NOT_CONTINUED, UNSEEN
 from stepwell.trainers.rows import choose_rows
 from tests.unit.pool.shard.journals import kill, open_pool, save
 

@@ -9,12 +9,21 @@ from typing import Any, ClassVar
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from stepwell.steps.trainable import StepFilter
 
 from rig.builders import EasyPool, in_groups, make_step, new_folder
 from stepwell.errors import Conflict, PoolFull
-from stepwell.pool.api.leasing import BatchRequest, ExactFill, LeasedGroups, Order, Settlement, Unit
+from stepwell.pool.api.leasing import (
+    BatchRequest,
+    ExactFill,
+    LeasedGroups,
+    Order,
+    PreviewItem,
+    Settlement,
+    ShardPreview,
+    Unit,
+)
 from stepwell.pool.api.plan import Limits, OnDeadline, Overflow
-from stepwell.pool.api.preview import PreviewItem, ShardPreview
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
 from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.api.watching import TrajectorySnapshot
@@ -24,7 +33,6 @@ from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import Curation, CurationAction, CurationOutcome
 from stepwell.pool.state.records import A_GROUP, A_STEP, A_TRAJECTORY
 from stepwell.steps.step import Exactness, Step
-from stepwell.steps.step_filter import StepFilter
 
 CHANNELS = ("train", "validation")
 SIZE = 2

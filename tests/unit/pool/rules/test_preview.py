@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from rig.builders import EVERYTHING, EasyPool, make_step
-from stepwell.pool.api.leasing import BatchRequest, ExactFill, Order, Unit
+from stepwell.pool.api.leasing import LATER, PREVIEWED, BatchRequest, ExactFill, Order, Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import Canary, PolicyDecision
-from stepwell.pool.api.preview import LATER, PREVIEWED
 from stepwell.pool.api.producing import Registration
 from stepwell.pool.api.sessions import SESSION, session_metadata
 from stepwell.pool.rules.batch_selection import MOST_PASSED

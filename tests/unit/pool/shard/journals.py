@@ -4,14 +4,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
+from stepwell.pool.shard.journal_store import JournalHeader, JournalIdentity, unseal
+
 from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.journal import ShardJournal, unseal
-from stepwell.pool.shard.journal_backends import find_journals
-from stepwell.pool.shard.journal_header import JournalHeader, JournalIdentity
-from stepwell.pool.shard.late_rewards import LateReward
+from stepwell.pool.shard.archive_files import LateReward
+from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.placement import find_journals
 from stepwell.pool.shard.recovery import RecoveryReport, restore_pool
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.steps.step import Exactness

@@ -2,7 +2,7 @@
 
 import random
 
-from stepwell.pool.shard.journal import JournalStore
+from stepwell.pool.shard.journal_store import JournalStore
 
 TABLES = {"trajectories": "number", "steps": "number", "slices": "n"}
 ADD = "INSERT INTO steps (number, trajectory, info, added) VALUES (?, ?, ?, ?)"

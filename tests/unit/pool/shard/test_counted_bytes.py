@@ -11,13 +11,12 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from stepwell.pool.slices.producing import AddSteps, Register
 
 from rig.asked import asked
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import TRAIN, Registration
 from stepwell.pool.shard.service import GC_THRESHOLD, ShardService
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import Register
 from stepwell.steps.columns import pack
 from stepwell.steps.step import Step, ids_array, logprobs_array
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from stepwell.pool.shard.engine_reports import ANNOUNCED_FOR, EngineReports
+from stepwell.pool.shard.gateway_roster import ANNOUNCED_FOR, EngineReports
 
 ONE, OTHER = "http://one", "http://other"
 

@@ -4,10 +4,10 @@ import re
 import sys
 
 import pytest
+from stepwell.common.imports import install_command
 
-from stepwell.common.optional import install_command
 from stepwell.errors import JournalRefused
-from stepwell.pool.shard.journal_backends import PostgresBackend, SqliteBackend, find_journals, journal_backend
+from stepwell.pool.shard.placement import PostgresBackend, SqliteBackend, find_journals, journal_backend
 
 
 @pytest.mark.parametrize("journal", ["/var/lib/stepwell", "journal", "a:b"])

@@ -7,9 +7,10 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from stepwell.pool.shard.journal_store import SCHEMA_VERSION
 
 from stepwell.errors import JournalRefused
-from stepwell.pool.shard.journal import FILTER_FIELDS, GROUP_FIELDS, SCHEMA_VERSION, STEP_FIELDS, TRAJECTORY_FIELDS
+from stepwell.pool.shard.journal import FILTER_FIELDS, GROUP_FIELDS, STEP_FIELDS, TRAJECTORY_FIELDS
 from tests.unit.pool.shard.journals import Place, header_of, kill, open_pool, save, spoil
 
 NEWER = f"has schema version 99, and this Stepwell reads up to {SCHEMA_VERSION}; use the newer Stepwell that wrote it"

@@ -7,14 +7,14 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
+from stepwell.pool.shard.journal_store import READ_EPOCH, JournalFailed
 
 from rig.builders import EasyPool
 from rig.gateways import free_port
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.plan import JournalSync, Limits
-from stepwell.pool.shard.journal import JournalFailed, ShardJournal
-from stepwell.pool.shard.journal_backends import find_journals
-from stepwell.pool.shard.journal_header import READ_EPOCH
+from stepwell.pool.shard.journal import ShardJournal
+from stepwell.pool.shard.placement import find_journals
 from stepwell.pool.shard.postgres_journal import PostgresStore
 from stepwell.pool.shard.recovery import restore_pool
 from tests.unit.pool.shard.journals import opened

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("psycopg")
 
 import psycopg
+from stepwell.pool.shard.journal_store import OLD
 
 from stepwell.pool.shard.journal import ShardJournal
 from stepwell.pool.shard.postgres_journal import PostgresStore
-from stepwell.pool.shard.table_moves import OLD
 from tests.unit.pool.shard.journals import opened
 from tests.unit.pool.shard.marked_rows import TABLES, MarkedRows, never
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stepwell.common.files import PAGE_SIZE
+from stepwell.pool.shard.journal_store import JournalFailed
 
 from rig.builders import EasyPool, make_step
-from stepwell.common.sqlite_file import PAGE_SIZE
 from stepwell.errors import JournalRefused
 from stepwell.pool.api.leasing import Settlement
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, SubmitVerdict
 from stepwell.pool.shard.archive import ParquetArchive
-from stepwell.pool.shard.journal import JournalFailed
 from stepwell.pool.shard.recovery import restore_pool
 from tests.unit.pool.shard.journals import Place, give_late, kill, open_journal, open_pool, opened, save, spoil
 

@@ -5,12 +5,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from stepwell.pool.slices.producing import Abort, AddSteps, ChannelIfOpen, Complete, GiveReward, Register, TakeUnscored
 
 from rig.asked import ONE, asked, trained
 from rig.builders import make_step
 from stepwell.errors import Conflict, FetchTimeout, UnknownTrajectory
 from stepwell.pool.api.leasing import Settlement
-from stepwell.pool.api.news import SERVING, UNSCORED, UNSEEN
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import (
     EndResult,
@@ -18,6 +18,7 @@ from stepwell.pool.api.producing import (
     RewardGiven,
     SubmitVerdict,
 )
+from stepwell.pool.api.transport import SERVING, UNSCORED, UNSEEN
 from stepwell.pool.api.watching import Cursor
 from stepwell.pool.client import PoolClient
 from stepwell.pool.client.in_process import InProcessTransport
@@ -26,9 +27,6 @@ from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.curation import Curate, Curation, CurationAction, CurationOutcome
 from stepwell.pool.slices.policy import ChangeEngines
-from stepwell.pool.slices.scoring import TakeUnscored
-from stepwell.pool.slices.steps import AddSteps, GiveReward
-from stepwell.pool.slices.trajectories import Abort, ChannelIfOpen, Complete, Register
 from stepwell.steps.columns import pack
 
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from stepwell.pool.slices.producing import AddSteps, ChannelIfOpen, PlaceSession
 
 from rig.asked import asked
 from rig.builders import make_step
@@ -14,9 +15,6 @@ from stepwell.pool.api.producing import TrajectoryRef
 from stepwell.pool.api.sessions import SessionCall, SessionPlace, session_prompt_uid
 from stepwell.pool.shard.service import ShardService
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
-from stepwell.pool.slices.sessions import PlaceSession
-from stepwell.pool.slices.steps import AddSteps
-from stepwell.pool.slices.trajectories import ChannelIfOpen
 from stepwell.steps.columns import pack
 
 IDLE = 10.0

@@ -8,11 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from stepwell.pool.shard.journal_store import OLD
 
 from stepwell.pool.api.plan import JournalSync
-from stepwell.pool.shard.sqlite_journal import SqliteJournal, SqliteStore
-from stepwell.pool.shard.sqlite_scrub import IN_USE
-from stepwell.pool.shard.table_moves import OLD
+from stepwell.pool.shard.sqlite_journal import IN_USE, SqliteJournal, SqliteStore
 from tests.unit.pool.shard.marked_rows import MarkedRows, never
 
 

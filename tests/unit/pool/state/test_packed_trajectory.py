@@ -8,8 +8,8 @@ from rig.builders import EasyPool, make_step, same_step
 from stepwell.pool.api.leasing import Unit
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration, RewardGiven, SubmitVerdict
-from stepwell.pool.state.packed_trajectory import MOST_KINDS
 from stepwell.pool.state.records import WORTH_PACKING, Trajectory
+from stepwell.pool.state.stored_step import MOST_KINDS
 from stepwell.steps.columns import unpack
 from stepwell.steps.step import Exactness, Step, VersionSpan, logprobs_array, mask_array
 

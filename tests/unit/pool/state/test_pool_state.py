@@ -13,28 +13,29 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from stepwell.pool.state.queues import LARGE, ProducerShares
+from stepwell.steps.trainable import NOT_CONTINUED, UNSEEN, StepFilter, fault_kind
 
 from rig.builders import make_step, new_folder
 from stepwell.errors import BadRequest
-from stepwell.pool.api.calls import CallBegun, Repeats
 from stepwell.pool.api.leasing import Settlement, Unit
-from stepwell.pool.api.plan import Limits
+from stepwell.pool.api.plan import Layout, Limits
 from stepwell.pool.api.policy import Canary, PolicyAction, PolicyDecision
+from stepwell.pool.api.producing import CallBegun, Repeats
 from stepwell.pool.api.scoring import JudgementOutcome
 from stepwell.pool.api.sessions import session_id_of, session_prompt_uid
-from stepwell.pool.api.shard_layout import Layout
 from stepwell.pool.api.watching import TrajectorySnapshot, TrajectoryState
 from stepwell.pool.shard.journal import GROUP_FIELDS, OWN_NAMES, TRAJECTORY_FIELDS
 from stepwell.pool.shard.recovery import JournalReader
 from stepwell.pool.shard.sqlite_journal import SqliteJournal
 from stepwell.pool.slices.all import SLICES
 from stepwell.pool.slices.curation import AuditEntry, AuditTrail, CurationAction, CurationOutcome
-from stepwell.pool.slices.removal import Removal, note_overdue
+from stepwell.pool.slices.forgetting import Removal, note_overdue
+from stepwell.pool.state.call_operations import A_CALL_IS_MISSING, LATE, MOST_EARLY, RANKS, TOO_MANY
+from stepwell.pool.state.change_log import note_of, snapshot_of, standing_of
 from stepwell.pool.state.journal import StateJournal
 from stepwell.pool.state.ledger import count_steps
-from stepwell.pool.state.mark_operations import A_CALL_IS_MISSING, LATE, MOST_EARLY, RANKS, TOO_MANY
 from stepwell.pool.state.pool_state import PoolState
-from stepwell.pool.state.producer_shares import LARGE, ProducerShares
 from stepwell.pool.state.records import (
     A_GROUP,
     A_PACKED_STEP,
@@ -46,14 +47,11 @@ from stepwell.pool.state.records import (
     json_bytes,
 )
 from stepwell.pool.state.reward_queue import GIVEN_UP
-from stepwell.pool.state.snapshots import note_of, snapshot_of, standing_of
 from stepwell.pool.state.stored_step import PackedSteps, StoredStep
 from stepwell.pool.state.tombstones import Tombstone
 from stepwell.pool.state.view import PoolView
 from stepwell.steps.columns import pack, unpack
-from stepwell.steps.soundness import fault_kind
 from stepwell.steps.step import Exactness, Json
-from stepwell.steps.step_filter import NOT_CONTINUED, UNSEEN, StepFilter
 
 READS = {
     *("channels", "channel_of", "holds", "expired_lease", "oldest_unscored", "has_reward_lease"),

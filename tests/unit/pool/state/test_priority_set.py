@@ -1,7 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
-
-from stepwell.pool.state.priority_set import SLACK, PrioritySet
+from stepwell.pool.state.queues import SLACK, PrioritySet
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 4))))

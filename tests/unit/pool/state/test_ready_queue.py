@@ -4,9 +4,9 @@ from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.pool.state.queues import ReadyQueue
 
 from stepwell.pool.api.leasing import UserLimit
-from stepwell.pool.state.ready_queue import ReadyQueue
 
 users = st.sampled_from(("", "a", "b", "c", "d"))
 changes = st.lists(st.tuples(st.booleans(), st.integers(0, 20), users), max_size=60)

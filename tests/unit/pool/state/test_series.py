@@ -5,7 +5,7 @@ import pytest
 from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
-from stepwell.pool.api.series import Bucket, SeriesChunk, TimeSeries, merge_chunks
+from stepwell.pool.api.stats import Bucket, SeriesChunk, TimeSeries, merge_chunks
 
 
 def series(pool: EasyPool, seconds: float = 3600) -> TimeSeries:

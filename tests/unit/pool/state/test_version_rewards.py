@@ -6,7 +6,7 @@ from rig.builders import EasyPool, make_step
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.policy import RewardTally, VersionReward
 from stepwell.pool.api.scoring import Score
-from stepwell.pool.state.version_rewards import VersionRewardLog
+from stepwell.pool.state.series import VersionRewardLog
 from stepwell.steps.step import VersionSpan
 
 

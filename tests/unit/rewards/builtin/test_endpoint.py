@@ -4,9 +4,9 @@ import pytest
 
 from rig.fake_engine import FakeEngine
 from rig.fake_engine.faults import Faults
-from stepwell.common.retry import Backoff
+from stepwell.common.async_calls import Backoff
 from stepwell.errors import RewardFailed
-from stepwell.rewards.builtin.endpoint import ATTEMPTS, Endpoint
+from stepwell.rewards.builtin.judge import ATTEMPTS, Endpoint
 from stepwell.steps.step import JsonObject
 
 BODY: JsonObject = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}

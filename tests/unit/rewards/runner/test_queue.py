@@ -1,4 +1,4 @@
-from stepwell.rewards.runner.queue import MOST_AT_ONCE, Prefetch
+from stepwell.rewards.runner.runner import MOST_AT_ONCE, Prefetch
 
 
 def test_it_grows_while_calls_are_fast_and_is_halved_by_a_slow_one() -> None:

@@ -14,8 +14,7 @@ from rig.vocabulary import encode
 from rig.waiting import until, wait_until
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import JudgementOutcome, Score
-from stepwell.rewards.runner.messages import Job
-from stepwell.rewards.runner.output import LONGEST_OUTPUT
+from stepwell.rewards.runner.messages import LONGEST_OUTPUT, Job
 from stepwell.rewards.runner.runner import RewardRunner
 from tests.unit.rewards.samples import job, sample
 

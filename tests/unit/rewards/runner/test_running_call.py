@@ -1,4 +1,4 @@
-from stepwell.rewards.runner.running_call import NO_CALL, RunningCallSlot
+from stepwell.rewards.runner.messages import NO_CALL, RunningCallSlot
 
 
 def test_a_withdrawn_sample_cannot_be_claimed_and_a_later_one_can() -> None:

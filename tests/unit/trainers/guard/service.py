@@ -9,9 +9,8 @@ from safetensors.torch import load_file
 from stepwell.pool.api.policy import PolicyAction, PolicyDecision
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
-from stepwell.trainers.ports import VersionedPool
 from stepwell.trainers.transfers import CheckpointTransfer
-from stepwell.trainers.weight_sync import WeightSync
+from stepwell.trainers.weight_sync import VersionedPool, WeightSync
 from tests.unit.trainers.models import one_turn
 from tests.unit.trainers.scripted_engine import ScriptedEngine
 from tests.unit.trainers.training_pool import TrainingPool

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from stepwell.trainers.guard.statistics import WAITING, ComparisonState, SequentialTest
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.policy import VersionReward
-from stepwell.trainers.guard.canary_statistic import WAITING, ComparisonState, SequentialTest
 from stepwell.trainers.guard.guard_settings import ComparisonSettings
 
 STABLE, CANARY = 4, 5

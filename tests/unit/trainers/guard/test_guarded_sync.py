@@ -18,7 +18,7 @@ from stepwell.engines.vllm_control import VllmControl
 from stepwell.errors import BadRequest, PoolUnavailable, SyncFailed
 from stepwell.trainers.guard.guard_settings import GuardSettings
 from stepwell.trainers.guard.guarded_sync import GuardedSync
-from stepwell.trainers.guard.version_store import VersionStore
+from stepwell.trainers.guard.policy_record import VersionStore
 from tests.unit.trainers.guard.service import Constant, LoadedEngine, Service
 from tests.unit.trainers.scripted_engine import serve
 from tests.unit.trainers.training_pool import TrainingPool

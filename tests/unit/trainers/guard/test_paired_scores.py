@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from stepwell.trainers.guard.statistics import Scores, compare, refusal
 
 from stepwell.errors import BadRequest
 from stepwell.trainers.guard.guard_settings import GuardSettings
-from stepwell.trainers.guard.paired_scores import Scores, compare, refusal
 
 SETTINGS = GuardSettings()
 RUNS = 1000

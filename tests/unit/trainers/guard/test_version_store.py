@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from stepwell.trainers.guard.statistics import ComparisonState
 
 from stepwell.errors import BadRequest
-from stepwell.trainers.guard.canary_statistic import ComparisonState
-from stepwell.trainers.guard.version_store import STATE_FILE, GuardState, VersionStore, borrowed
+from stepwell.trainers.guard.policy_record import STATE_FILE, GuardState, VersionStore
+from stepwell.trainers.learner import borrowed
 from tests.unit.trainers.models import Bigram
 
 

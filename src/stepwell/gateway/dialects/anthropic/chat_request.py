@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, TypeAlias
 import orjson
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.chat import TEXT_READ
 from stepwell.gateway.dialects.chat_form import (
     EchoedSteps,
+    StepSeal,
     assistant_message,
     function_tool,
     image_part,
@@ -29,7 +29,7 @@ from stepwell.gateway.dialects.chat_form import (
     tool_message,
 )
 from stepwell.gateway.dialects.dialect import PromptTexts
-from stepwell.gateway.dialects.step_seal import StepSeal
+from stepwell.gateway.dialects.openai import TEXT_READ
 
 SAME_NAME = ("model", "stream", "max_tokens", "temperature", "top_p", "top_k")
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}

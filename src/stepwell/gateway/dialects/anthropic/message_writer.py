@@ -12,11 +12,10 @@ from typing import Any
 import orjson
 
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.dialects.anthropic.chat_request import MALFORMED
+from stepwell.gateway.dialects.chat_form import SEPARATOR
 from stepwell.gateway.dialects.dialect import ModelCall
-from stepwell.gateway.dialects.openai_choices import ChoicesReply
-from stepwell.gateway.dialects.sse import MEDIA_TYPE
-from stepwell.gateway.dialects.step_seal import SEPARATOR
+from stepwell.gateway.dialects.messages_request import MALFORMED
+from stepwell.gateway.dialects.openai_choices import MEDIA_TYPE, ChoicesReply
 from stepwell.wire.openai import NO_USAGE, Usage, read_ids, read_text, read_usage, write_object
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'

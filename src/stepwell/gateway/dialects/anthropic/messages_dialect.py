@@ -13,11 +13,10 @@ from typing import Any
 
 import orjson
 
-from stepwell.gateway.dialects.anthropic.chat_request import translate_request
-from stepwell.gateway.dialects.anthropic.message_writer import MessageStreamWriter, write_message
 from stepwell.gateway.dialects.dialect import Dialect, DialectContext, ModelCall, TokenCounter
-from stepwell.gateway.dialects.openai_choices import ChoicesReply
-from stepwell.gateway.dialects.openai_request import (
+from stepwell.gateway.dialects.messages_dialect import MessageStreamWriter, write_message
+from stepwell.gateway.dialects.messages_request import translate_request
+from stepwell.gateway.dialects.openai import (
     FLAG,
     INTEGER,
     OBJECT,
@@ -26,7 +25,8 @@ from stepwell.gateway.dialects.openai_request import (
     make_call,
     read_json_object,
 )
-from stepwell.gateway.http.error_responses import CONTEXT_OVERFLOW, ErrorDetails
+from stepwell.gateway.dialects.openai_choices import ChoicesReply
+from stepwell.gateway.error_responses import CONTEXT_OVERFLOW, ErrorDetails
 from stepwell.wire.openai import Upstream
 
 ERROR_TYPES = {

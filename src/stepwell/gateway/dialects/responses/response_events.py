@@ -10,15 +10,16 @@ from typing import Any
 import orjson
 
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.dialects.responses.custom_input import CustomInput
-from stepwell.gateway.dialects.responses.response_object import (
+from stepwell.gateway.dialects.openai_choices import KEEP_ALIVE, MEDIA_TYPE
+from stepwell.gateway.dialects.responses_events import (
     CUT_OFF,
     ResponseContext,
     ResponseObject,
     item_status,
     response_usage,
 )
-from stepwell.gateway.dialects.responses.response_output import (
+from stepwell.gateway.dialects.responses_output import (
+    CustomInput,
     CustomOutput,
     ItemStatus,
     MessageOutput,
@@ -31,7 +32,6 @@ from stepwell.gateway.dialects.responses.response_output import (
     read_calls,
     read_function,
 )
-from stepwell.gateway.dialects.sse import KEEP_ALIVE, MEDIA_TYPE
 from stepwell.wire.openai import Usage, read_text
 
 MESSAGE, REASONING = "content", "reasoning"

@@ -16,16 +16,15 @@ import orjson
 from stepwell.errors import BadRequest
 from stepwell.gateway.dialects.chat_form import (
     EchoedSteps,
+    StepSeal,
     image_part,
     joined_parts,
     text_part,
     tool_call,
     tool_message,
 )
-from stepwell.gateway.dialects.openai_request import write_json
-from stepwell.gateway.dialects.responses.response_tools import LOCAL_SHELL, ClientTools, function_name
-from stepwell.gateway.dialects.responses.sealed_reasoning import decode_reasoning
-from stepwell.gateway.dialects.step_seal import StepSeal
+from stepwell.gateway.dialects.openai import write_json
+from stepwell.gateway.dialects.responses_input import LOCAL_SHELL, ClientTools, decode_reasoning, function_name
 
 Item: TypeAlias = Mapping[str, Any]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from stepwell.gateway.dialects.responses.response_output import ItemStatus, OutputContext
+from stepwell.gateway.dialects.responses_output import ItemStatus, OutputContext
 from stepwell.wire.openai import Usage
 
 CUT_OFF = {"length": "max_output_tokens", "content_filter": "content_filter"}

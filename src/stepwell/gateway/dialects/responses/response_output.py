@@ -10,10 +10,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import orjson
 
 from stepwell.errors import EngineUnavailable
-from stepwell.gateway.dialects.responses.custom_input import custom_input
-from stepwell.gateway.dialects.responses.response_tools import LOCAL_SHELL, ClientTool, ClientTools
-from stepwell.gateway.dialects.responses.sealed_reasoning import encode_reasoning
-from stepwell.gateway.dialects.step_seal import SEPARATOR
+from stepwell.gateway.dialects.chat_form import SEPARATOR
+from stepwell.gateway.dialects.responses_input import LOCAL_SHELL, ClientTool, ClientTools, encode_reasoning
+from stepwell.gateway.dialects.responses_output import custom_input
 from stepwell.wire.openai import read_text
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]

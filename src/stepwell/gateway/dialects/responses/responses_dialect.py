@@ -14,33 +14,32 @@ from typing import Any
 import orjson
 
 from stepwell.errors import BadRequest, EngineUnavailable, PreviousResponseNotFound
-from stepwell.gateway.dialects.chat import prompt_texts, repair_messages
-from stepwell.gateway.dialects.chat_form import joined_system
+from stepwell.gateway.dialects.chat_form import StepSeal, joined_system
 from stepwell.gateway.dialects.dialect import ConversationPart, Dialect, DialectContext, ModelCall, TokenCounter
-from stepwell.gateway.dialects.openai_choices import ChoicesReply
-from stepwell.gateway.dialects.openai_request import (
+from stepwell.gateway.dialects.openai import (
     COMMON_FIELDS,
     FLAG,
     OBJECT,
     TEXT,
     choose_model,
     make_call,
+    prompt_texts,
     read_json_object,
+    repair_messages,
     write_json,
 )
-from stepwell.gateway.dialects.responses.response_events import ResponseEvents
-from stepwell.gateway.dialects.responses.response_history import ChatHistory, read_instructions
-from stepwell.gateway.dialects.responses.response_object import (
+from stepwell.gateway.dialects.openai_choices import ChoicesReply
+from stepwell.gateway.dialects.responses_events import (
     ResponseContext,
+    ResponseEvents,
     ResponseObject,
     item_status,
     response_usage,
     settings_of,
 )
-from stepwell.gateway.dialects.responses.response_output import OutputContext, whole_output
-from stepwell.gateway.dialects.responses.response_tools import ClientTools, chosen_tool
-from stepwell.gateway.dialects.step_seal import StepSeal
-from stepwell.gateway.http.error_responses import ErrorDetails, openai_error
+from stepwell.gateway.dialects.responses_input import ChatHistory, ClientTools, chosen_tool, read_instructions
+from stepwell.gateway.dialects.responses_output import OutputContext, whole_output
+from stepwell.gateway.error_responses import ErrorDetails, openai_error
 from stepwell.wire.openai import Upstream, read_text
 
 WHOLE_INPUT = "send the whole input instead"

@@ -13,9 +13,18 @@ from typing import ClassVar, Literal, TypeAlias
 from pydantic import ConfigDict
 
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.builtin.next_state.model_judge import ModelJudge, ModelJudgeOptions
-from stepwell.rewards.builtin.next_state.replies import NextState, Speaker, next_states
-from stepwell.rewards.builtin.next_state.rules import RULES, Abstention, Evidence, Rule, extended, first_evidence
+from stepwell.rewards.builtin.next_state import ModelJudge, ModelJudgeOptions
+from stepwell.rewards.builtin.next_state_rules import (
+    RULES,
+    Abstention,
+    Evidence,
+    NextState,
+    Rule,
+    Speaker,
+    extended,
+    first_evidence,
+    next_states,
+)
 from stepwell.rewards.function import Call
 from stepwell.rewards.sample import Sample
 

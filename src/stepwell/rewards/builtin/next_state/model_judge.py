@@ -16,12 +16,10 @@ import aiohttp
 from pydantic import ConfigDict
 
 from stepwell.errors import BadRequest
-from stepwell.rewards.attempt import shortened
-from stepwell.rewards.builtin.answers import last_block, without_reasoning
-from stepwell.rewards.builtin.endpoint import Endpoint
-from stepwell.rewards.builtin.judge import LONGEST_REASON, JudgeServer
-from stepwell.rewards.builtin.next_state.replies import NextState
-from stepwell.rewards.builtin.next_state.rules import LONGEST_EVIDENCE, Abstention, Evidence
+from stepwell.rewards.builtin.judge import LONGEST_REASON, Endpoint, JudgeServer
+from stepwell.rewards.builtin.matching import last_block, without_reasoning
+from stepwell.rewards.builtin.next_state_rules import LONGEST_EVIDENCE, Abstention, Evidence, NextState
+from stepwell.rewards.function import shortened
 from stepwell.steps.step import Json, JsonObject
 
 JUDGE = "judge"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 from typing import Literal, TypeAlias
 
-from stepwell.rewards.builtin.answers import without_reasoning
+from stepwell.rewards.builtin.matching import without_reasoning
 from stepwell.rewards.sample import SampleStep
 from stepwell.steps.conversation import ROLES, ChatMessage, read_messages
 

@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import TypeAlias
 
 from stepwell.errors import BadRequest
-from stepwell.rewards.builtin.answers import compiled
-from stepwell.rewards.builtin.next_state import phrases
-from stepwell.rewards.builtin.next_state.replies import NextState, Speaker
+from stepwell.rewards.builtin import next_state_phrases as phrases
+from stepwell.rewards.builtin.matching import compiled
+from stepwell.rewards.builtin.next_state_rules import NextState, Speaker
 
 Find: TypeAlias = Callable[[NextState], str]
 """Gives the text that fits, or an empty one."""

@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stepwell.gateway.dialects.messages_request import TranslatedRequest, translate_request
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.anthropic.chat_request import TranslatedRequest, translate_request
+from stepwell.gateway.dialects.chat_form import StepSeal
 from stepwell.gateway.dialects.side_calls import side_call_kind
-from stepwell.gateway.dialects.step_seal import StepSeal
 from tests.unit.gateway.dialects.asking import JSON, objects_with
 
 SEAL = StepSeal(AccessKeys(["control-key-of-the-tests"]))

@@ -6,6 +6,10 @@ from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from stepwell.gateway.dialects.messages_dialect import MessagesDialect
+from stepwell.gateway.dialects.request_rules import SamplingPolicy
+from stepwell.gateway.error_responses import describe, describe_refusal
+from stepwell.steps.trainable import untrainable_reason
 
 from stepwell.access.access_keys import AccessKeys
 from stepwell.errors import (
@@ -18,13 +22,9 @@ from stepwell.errors import (
     StepwellError,
     TooLarge,
 )
-from stepwell.gateway.dialects.anthropic.messages_dialect import MessagesDialect
+from stepwell.gateway.dialects.chat_form import StepSeal
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
-from stepwell.gateway.dialects.request_sampling import SamplingPolicy
-from stepwell.gateway.dialects.step_seal import StepSeal
-from stepwell.gateway.http.error_responses import describe, describe_refusal
-from stepwell.steps.sampling import untrainable_reason
 from stepwell.wire.openai import NO_USAGE, Usage
 from tests.unit.gateway.dialects.asking import JSON, VLLM, asked, objects_with
 from tests.unit.gateway.dialects.scripted_chats import ScriptedAnswer, ScriptedCall

@@ -11,12 +11,12 @@ from anthropic._streaming import SSEDecoder
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
+from stepwell.gateway.dialects.messages_dialect import MessagesDialect
 
 from stepwell.access.access_keys import AccessKeys
-from stepwell.gateway.dialects.anthropic.messages_dialect import MessagesDialect
+from stepwell.gateway.dialects.chat_form import StepSeal
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_choices import read_reply
-from stepwell.gateway.dialects.step_seal import StepSeal
 from tests.unit.gateway.dialects.asking import VLLM, PassedStream
 from tests.unit.gateway.dialects.scripted_chats import NAMES, ScriptedAnswer, random_answer, random_text
 

@@ -3,10 +3,11 @@
 import json
 from typing import Any
 
+from stepwell.gateway.dialects.responses_dialect import ResponsesDialect
+
 from stepwell.access.access_keys import AccessKeys
+from stepwell.gateway.dialects.chat_form import StepSeal
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
-from stepwell.gateway.dialects.responses.responses_dialect import ResponsesDialect
-from stepwell.gateway.dialects.step_seal import StepSeal
 
 SEAL = StepSeal(AccessKeys(["control-key-of-the-tests"]))
 AROUND = DialectContext(response_length=64, seal=SEAL)

@@ -4,8 +4,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from stepwell.gateway.dialects.responses.custom_input import CustomInput, custom_input
+from stepwell.gateway.dialects.responses_output import CustomInput, custom_input
 
 
 @given(st.text(), st.booleans())

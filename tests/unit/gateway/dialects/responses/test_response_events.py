@@ -2,10 +2,10 @@ import json
 from typing import Any
 
 import pytest
+from stepwell.gateway.error_responses import describe
 
 from stepwell.errors import EngineUnavailable
 from stepwell.gateway.dialects.dialect import StreamWriter
-from stepwell.gateway.http.error_responses import describe
 from stepwell.wire.openai import NO_USAGE, Usage
 from tests.unit.gateway.dialects.responses.asking_responses import RESPONSES, Json, ask
 

@@ -1,9 +1,9 @@
 from typing import Any
 
 import pytest
+from stepwell.gateway.dialects.responses_input import LONGEST_TEXT, decode_reasoning, encode_reasoning
 
 from stepwell.errors import BadRequest
-from stepwell.gateway.dialects.responses.sealed_reasoning import LONGEST_TEXT, decode_reasoning, encode_reasoning
 from tests.unit.gateway.dialects.responses.asking_responses import (
     ONE,
     SEAL,

@@ -3,11 +3,11 @@ from typing import Any
 
 import orjson
 import pytest
+from stepwell.gateway.dialects.responses_dialect import LARGEST_STORED
 
 from stepwell.errors import BadRequest, PreviousResponseNotFound
 from stepwell.gateway.dialects.dialect import ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesReply
-from stepwell.gateway.dialects.responses.responses_dialect import LARGEST_STORED
 from stepwell.wire.openai import Usage
 from tests.unit.gateway.dialects.asking import asked
 from tests.unit.gateway.dialects.responses.asking_responses import (

@@ -16,12 +16,12 @@ import orjson
 import pytest
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
+from stepwell.gateway.dialects.responses_dialect import ResponsesDialect
 
 from stepwell.access.access_keys import AccessKeys
+from stepwell.gateway.dialects.chat_form import StepSeal
 from stepwell.gateway.dialects.dialect import DialectContext, ModelCall
 from stepwell.gateway.dialects.openai_choices import ChoicesStream, read_reply
-from stepwell.gateway.dialects.responses.responses_dialect import ResponsesDialect
-from stepwell.gateway.dialects.step_seal import StepSeal
 from tests.unit.gateway.dialects.asking import VLLM
 from tests.unit.gateway.dialects.responses.made_up_answers import CUSTOM, Answer, make_answer, make_text, tools_for
 

@@ -6,7 +6,7 @@ import pytest
 
 from stepwell.errors import BadRequest
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.attempt import as_score, attempt_of, read_attempt, write_attempt
+from stepwell.rewards.function import as_score, attempt_of, read_attempt, write_attempt
 from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample
 from tests.unit.rewards.builtin.next_state.test_replies import ASSISTANT, USER, call

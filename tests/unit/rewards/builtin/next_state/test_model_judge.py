@@ -4,14 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from stepwell.rewards.builtin.next_state_rules import Abstention, Evidence, NextState, Utterance
 
 from rig.fake_engine import FakeEngine
 from stepwell.errors import BadRequest, RewardFailed
 from stepwell.pool.api.scoring import Score
-from stepwell.rewards.attempt import as_score
-from stepwell.rewards.builtin.next_state.model_judge import read_judgement
-from stepwell.rewards.builtin.next_state.replies import NextState, Utterance
-from stepwell.rewards.builtin.next_state.rules import Abstention, Evidence
+from stepwell.rewards.builtin.next_state import read_judgement
+from stepwell.rewards.function import as_score
 from stepwell.rewards.loading import load
 from stepwell.rewards.sample import Sample
 from tests.unit.rewards.builtin.next_state.test_judging import conversation

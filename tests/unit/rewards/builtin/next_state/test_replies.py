@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
+from stepwell.rewards.builtin.next_state_rules import NextState, Utterance, next_states
 
 from rig.chatml import render_chat
-from stepwell.rewards.builtin.next_state.replies import NextState, Utterance, next_states
 from stepwell.rewards.sample import SampleStep
 
 USER, ASSISTANT, TOOL, SYSTEM = "user", "assistant", "tool", "system"

@@ -3,10 +3,18 @@
 from collections.abc import Iterable
 
 import pytest
+from stepwell.rewards.builtin.next_state_rules import (
+    LONGEST_EVIDENCE,
+    RULES,
+    Evidence,
+    NextState,
+    Speaker,
+    Utterance,
+    extended,
+    first_evidence,
+)
 
 from stepwell.errors import BadRequest
-from stepwell.rewards.builtin.next_state.replies import NextState, Speaker, Utterance
-from stepwell.rewards.builtin.next_state.rules import LONGEST_EVIDENCE, RULES, Evidence, extended, first_evidence
 from tests.unit.rewards.builtin.next_state.held_out import REQUEST, TOOLS, USERS
 
 LABELLED: list[tuple[str, str | None, Speaker]] = [
