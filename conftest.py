@@ -1,3 +1,5 @@
+"""What all tests share, those of the benchmarks too: the order and the processes of a run, a model, Ray, PostgreSQL."""
+
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,6 @@ from xdist.scheduler import LoadScopeScheduling
 
 from rig.ray_cluster import RayCluster, start_ray
 from rig.tiny_model import make_tiny_model
-from tests.originals.atropos.counts import EnvironmentCounts
 
 SETTINGS = {
     "OMP_NUM_THREADS": "1",  # threads of small models only wait for one another
@@ -18,29 +19,29 @@ SETTINGS = {
 os.environ.update(SETTINGS)  # torch and Ray read them when they are imported; child processes inherit them
 
 WITHOUT_SHARED_ENGINE = (
-    *("atropos_environments", "atroposlib", "batch_torch", "bridge_matrix", "conformance", "dashboard", "demo"),
-    *("doctor_harness", "engine_restarted", "exactness", "foreign_environments", "harnesses", "live_demo", "nemo_gym"),
+    *("atropos_environments", "atroposlib", "batch_torch", "conformance", "dashboard", "demo"),
+    *("doctor_harness", "engine_restarted", "foreign_environments", "harnesses", "live_demo", "nemo_gym"),
     *("real_agents", "tinker", "trl", "verl"),
 )
 """How the names of those e2e files begin that start an engine of their own, or need none."""
 
 
 LONGEST = (
-    "e2e/test_broken_tool_call",  # with it, all that share the engine
-    "originals/atropos/test_environments",
-    "e2e/test_tinker_service",
-    "integration/survival/test_rows_in_short",
-    "integration/trainers/test_killed_trainer",
-    "e2e/test_demo",
-    "e2e/test_atroposlib",
-    "e2e/test_atropos_environments",
-    "integration/up/test_up",
-    "e2e/test_harnesses",
-    "integration/gateway/test_process",
-    "integration/pool/test_placement",
-    "integration/exports/test_round_trip",
-    "unit/pool/rules/test_pool_properties",
-    "unit/rewards/runner/test_runner",
+    "tests/e2e/test_broken_tool_call",  # with it, all that share the engine
+    "tests/originals/atropos/test_environments",
+    "tests/e2e/test_tinker_service",
+    "benchmarks/tests/integration/test_rows_in_short",
+    "tests/integration/trainers/test_killed_trainer",
+    "tests/e2e/test_demo",
+    "tests/e2e/test_atroposlib",
+    "tests/e2e/test_atropos_environments",
+    "tests/integration/up/test_up",
+    "tests/e2e/test_harnesses",
+    "tests/integration/gateway/test_process",
+    "tests/integration/pool/test_placement",
+    "tests/integration/exports/test_round_trip",
+    "tests/unit/pool/rules/test_pool_properties",
+    "tests/unit/rewards/runner/test_runner",
 )
 """The files that take longest, in the order in which they begin."""
 
@@ -51,7 +52,7 @@ class EngineInOneProcess(LoadScopeScheduling):  # type: ignore[misc]  # xdist ha
     def _split_scope(self, nodeid: str) -> str:
         file, _, _ = nodeid.partition("::")
         folder, _, name = file.rpartition("/test_")
-        shares_engine = folder.endswith("e2e") and not name.startswith(WITHOUT_SHARED_ENGINE)
+        shares_engine = folder == "tests/e2e" and not name.startswith(WITHOUT_SHARED_ENGINE)
         return "engine" if shares_engine else file
 
 
@@ -77,12 +78,11 @@ class FailuresAtOnce:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config))
-        config.pluginmanager.register(EnvironmentCounts())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files come first, so that at the end no process is busy alone."""
-    places = {f"tests/{name}.py": place for place, name in enumerate(LONGEST)}
+    places = {f"{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
 
 

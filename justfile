@@ -23,7 +23,7 @@ check:
 test *args:
     {{python}} -m pytest -n 2 tests/unit benchmarks/tests/unit {{args}}
 
-# real Ray, real HTTP, processes that are killed; a fake engine
+# real Ray, real HTTP, processes that are killed; a fake engine; the benchmarks in short
 integration *args:
     {{python}} -m pytest tests/integration benchmarks/tests/integration {{args}}
 

@@ -30,7 +30,7 @@ import ray
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.gateway_rig.processes import Server, cpu_seconds, memory_bytes, serving
-from benchmarks.report import report
+from benchmarks.report import parse_no_options, report
 from rig.browser import open_browser, open_page
 from rig.made_up_rollouts import summary_of
 from rig.tiny_model import make_tiny_model
@@ -281,6 +281,7 @@ def page_filter(page: Page, name: str, value: str) -> float:
 
 
 def main() -> None:
+    parse_no_options(__doc__)
     figures = measure_text_search()
     with tempfile.TemporaryDirectory() as folder, start_ray(object_store_memory=2**30) as cluster:
         model, pool = make_tiny_model(Path(folder, "model")), Pool()

@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from benchmarks.report import report
+from benchmarks.report import parse_no_options, report
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
@@ -82,6 +82,7 @@ def fetch_and_merge(pool: Pool, *, whole_prompts: bool) -> tuple[float, int, Mer
 
 
 def main() -> None:
+    parse_no_options(__doc__)
     pool = filled(rollout())
     times: dict[bool, list[float]] = {True: [], False: []}
     sizes: dict[bool, int] = {}

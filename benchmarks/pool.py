@@ -31,7 +31,7 @@ import ray
 
 from benchmarks.pool_operations import measure_operations
 from benchmarks.pool_rules import measure_depths
-from benchmarks.report import report
+from benchmarks.report import parse_no_options, report
 from rig.postgres import has_postgres, postgres_server
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
@@ -245,6 +245,7 @@ def print_round(title: str, values: Mapping[str, float], unit: str) -> None:
 
 
 def main() -> None:
+    parse_no_options(__doc__)
     with start_ray(object_store_memory=STORE) as cluster:
         figures = measure_ingest() | measure_fetch() | measure_operations(cluster.address)
     shallow, deep = measure_depths(DEPTH_ROUNDS)

@@ -14,7 +14,7 @@ import time
 from itertools import count
 from multiprocessing.connection import Connection
 
-from benchmarks.report import report
+from benchmarks.report import parse_no_options, report
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits
 from stepwell.pool.api.producing import Registration
@@ -100,6 +100,7 @@ def measure_depths(rounds: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    parse_no_options(__doc__)
     shallow, deep = measure_depths(ROUNDS)
     figures = {
         "us_per_step_at_1k": round(shallow, 2),

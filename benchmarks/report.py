@@ -1,11 +1,17 @@
 """How every benchmark ends: with one JSON object on the last line, which has its figures and its targets."""
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 Bounds = Mapping[str, float]
+
+
+def parse_no_options(docstring: str | None) -> None:
+    """The command line of a benchmark without options: `--help` prints the docstring, and any other word is refused."""
+    argparse.ArgumentParser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 
 
 def closing(

@@ -22,7 +22,7 @@ from itertools import permutations, product
 
 import torch
 
-from benchmarks.report import report
+from benchmarks.report import parse_no_options, report
 from benchmarks.truth_rig.episodes import FAR, SCENARIOS, Scenario, Task
 from benchmarks.truth_rig.gradients import Case, ours, recomputed, silent, with_loader, with_trl
 from benchmarks.truth_rig.other_trainers import OtherTrainers, gradients_of
@@ -223,6 +223,7 @@ def measure() -> dict[str, float]:
 
 
 def main() -> None:
+    parse_no_options(__doc__)
     torch.set_num_threads(1)
     figures = measure()
     promised = [name for name in figures if name.startswith(("ours_", "loader_")) and not name.endswith(FAR)]

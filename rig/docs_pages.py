@@ -20,6 +20,10 @@ def pages() -> list[Path]:
     return [*(CHECKOUT / name for name in ours), *sorted(DOCS.rglob("*.md"))]
 
 
+def files_of_tests() -> list[Path]:
+    return [file for folder in ("tests", "benchmarks/tests") for file in (CHECKOUT / folder).rglob("test_*.py")]
+
+
 def example_pages() -> list[Path]:
     """Their commands are run by tests/examples."""
     return sorted((CHECKOUT / "examples").rglob("README.md"))
@@ -38,6 +42,13 @@ class Block:
 def blocks(page: Path, language: str) -> list[Block]:
     found = [match for match in FENCE.finditer(page.read_text()) if match["language"] == language]
     return [Block(page, language, re.sub(f"^{match['indent']}", "", match["code"], flags=re.M)) for match in found]
+
+
+def rows(page: Path, heading: str) -> list[list[str]]:
+    """The cells of a section's table, without its head."""
+    section = page.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
 
 
 def prose(page: Path) -> str:

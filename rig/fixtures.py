@@ -1,3 +1,5 @@
+"""Fixtures of integration tests: a conftest.py imports those that its folder needs."""
+
 from collections.abc import AsyncIterator
 
 import pytest

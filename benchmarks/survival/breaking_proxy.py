@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-import orjson
+from rig.texts import text_of
 
 CHAT, GENERATE = "/chat/completions", "/inference/v1/generate"
 LATEST = 0.15
@@ -206,16 +206,3 @@ def body_of(answer: bytes) -> bytes:
         parts.append(rest[: int(size, 16)])
         rest = rest[int(size, 16) + 2 :]
     return b""
-
-
-def text_of(body: bytes) -> str | None:
-    """Of the body of a chat's answer, streamed or not; None if it is no answer, or not a whole one."""
-    if body.startswith(b"{"):
-        return str(orjson.loads(body)["choices"][0]["message"]["content"])
-    events = [line.removeprefix(b"data: ") for line in body.splitlines() if line.startswith(b"data: ")]
-    if not events or events.pop() != b"[DONE]":
-        return None
-    chunks = [orjson.loads(event) for event in events]
-    if any("error" in chunk for chunk in chunks):
-        return None
-    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])

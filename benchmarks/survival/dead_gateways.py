@@ -16,15 +16,15 @@ from benchmarks.survival.cluster import SurvivalCluster, survival_cluster
 from benchmarks.survival.live_kills import until
 from benchmarks.survival.retrying_agents import RetryingAgents, answer_uniquely
 from benchmarks.survival.row import RowOutcome
-from benchmarks.survival.text_trainer import all_trained, text_trainer, texts_of
+from benchmarks.survival.text_trainer import all_trained, text_trainer
+from rig.texts import texts_of
 from stepwell.pool.api.watching import Cursor, TrajectorySnapshot
 from stepwell.steps.columns import unpack
+from stepwell.steps.trainable import INCOMPLETE
 
 GATEWAYS, SHARDS = 4, 2
 FEWEST = 3
 """Gateways that run when one of them is killed."""
-INCOMPLETE = "incomplete"
-"""The cause for which the pool leaves out a rollout that may lack a call."""
 MOST_MARKED = 1.0
 """Percent of the rollouts that are marked and lack nothing."""
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.survival.breaking_proxy import text_of
 from rig.fake_engine import FakeEngine, Faults
+from rig.texts import text_of
 
 RETRY_PAUSE = 0.2
 ATTEMPTS = 30

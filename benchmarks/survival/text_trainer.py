@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rig.texts import texts_of
 from stepwell.errors import FetchTimeout, PoolUnavailable
 from stepwell.pool.client import connect
-from stepwell.steps.step import Step
 
 if TYPE_CHECKING:
     from benchmarks.survival.cluster import SurvivalCluster  # in the trainer's process it would set Ray's token anew
@@ -25,8 +25,6 @@ LEASE = 60.0
 FETCH_TIMEOUT = 2.0
 PATIENCE = 60.0
 """Seconds without a step after which what is not trained counts as lost."""
-BYTES = 256
-"""Tokens below are a byte of the text, in the vocabulary of the fake engine."""
 
 
 @contextmanager
@@ -65,14 +63,6 @@ async def all_trained(cluster: "SurvivalCluster", file: Path) -> dict[str, list[
 
 def _read(file: Path) -> list[tuple[str, str]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def texts_of(steps: Iterable[Step]) -> list[tuple[str, str]]:
-    """The trajectory and the text of each, as the fake engine wrote it."""
-    return [
-        (step.trajectory_uid, bytes(token for token in step.response_ids.tolist() if token < BYTES).decode())
-        for step in steps
-    ]
 
 
 def main() -> None:

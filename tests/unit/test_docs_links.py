@@ -10,7 +10,7 @@ import yaml
 from rig.docs_pages import CHECKOUT, DOCS, FENCE, example_pages, headings, links, pages, slugs
 
 names = [str(page.relative_to(CHECKOUT)) for page in [*pages(), *example_pages()]]
-OUTSIDE = ("benchmarks", "docs", "scripts", "src", "tests")
+OUTSIDE = ("benchmarks", "docs", "rig", "scripts", "src", "tests")
 """Folders of the checkout; all other paths are below src/stepwell."""
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rig.docs_pages import CHECKOUT, DOCS
+from rig.docs_pages import CHECKOUT, DOCS, files_of_tests
 
 sys.path.append(str(CHECKOUT / "scripts"))
 import seeds
@@ -22,8 +22,7 @@ EXACT = 85
 
 @pytest.fixture(scope="module")
 def tests() -> set[str]:
-    files = (CHECKOUT / "tests").rglob("test_*.py")
-    return {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    return {name for file in files_of_tests() for name in re.findall(r"def (test_\w+)", file.read_text())}
 
 
 def test_the_page_is_up_to_date() -> None:

@@ -57,7 +57,7 @@ RUN_BY = {
 
 PROGRAMS = {
     *("curl", "docker", "export", "just", "kubectl", "pip", "printf", "python", "python3", "ray", "stepwell"),
-    *("bash", "cd", "chmod", "mkdir", "openssl", "python3.12", "redis-server", "."),
+    *("bash", "cd", "chmod", "git", "mkdir", "openssl", "python3.12", "redis-server", "."),
     *("verifiers-env/bin/pip", "harbor-env/bin/pip", "openenv-env/bin/pip", "openenv-env/bin/python"),
 }
 VLLM_FLAGS = {*engine.FLAGS, *vllm_server.FLAGS, "--model", "--host", "--port"}
@@ -80,9 +80,9 @@ FOREIGN_FLAGS = {
         "--max-loras",
         "--no-deps",
     ),
-    *("--help", "--head", "--groups", "--out", "--config", "--kills", "--vllm"),
+    *("--help", "--head", "--groups", "--out", "--config", "--kills", "--vllm", "--fix"),
 }
-"""Of vLLM, Ray, Atropos, of benchmarks, and of an environment's own command line."""
+"""Of vLLM, Ray, Atropos, ruff, of benchmarks, and of an environment's own command line."""
 
 
 def flags_of(command: str) -> set[str]:
@@ -161,7 +161,7 @@ def test_every_other_command_is_one_that_can_be_given() -> None:
 
 
 def _is_module(name: str) -> bool:
-    if name.startswith(("vllm.", "verl.")) or name == "venv":
+    if name.startswith(("vllm.", "verl.")) or name in ("venv", "pytest"):
         return True
     path = CHECKOUT.joinpath(*name.split("."))
     return path.with_suffix(".py").exists() or path.is_dir() or name.startswith("stepwell")

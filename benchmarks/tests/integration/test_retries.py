@@ -6,14 +6,14 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from benchmarks.survival.breaking_proxy import HANDED_OVER, Break, BreakingProxy, body_of, shuffled, text_of
+from benchmarks.survival.breaking_proxy import HANDED_OVER, Break, BreakingProxy, body_of, shuffled
 from benchmarks.survival.dead_gateways import Rollout
 from benchmarks.survival.retries import Compared
 from benchmarks.survival.retrying_agents import RetryingAgents, answer_uniquely
-from benchmarks.survival.text_trainer import texts_of
 from rig.fake_engine import FakeEngine, Faults
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
+from rig.texts import text_of, texts_of
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 

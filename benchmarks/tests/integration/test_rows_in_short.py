@@ -25,7 +25,7 @@ SLOW_ROWS = (
     "retries",
     "storm",
 )
-"""What each of them shows, other tests of this folder show in CI with fewer processes."""
+"""What each of them shows, tests/integration/survival shows in CI with fewer processes."""
 MAY_MOUNT = ("unshare", "--user", "--map-root-user", "--mount")
 """The small disk is mounted in a namespace of its own."""
 TIMEOUT = 600.0

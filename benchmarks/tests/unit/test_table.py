@@ -36,6 +36,14 @@ def test_every_benchmark_is_in_the_table() -> None:
     assert all(find_spec(module) for module in written)
 
 
+@pytest.mark.parametrize("module", sorted({benchmark.command[1] for benchmark in BENCHMARKS}))
+def test_a_benchmark_reads_its_command_line_so_that_help_starts_nothing(module: str) -> None:
+    spec = find_spec(f"{module}.__main__" if (CHECKOUT / module.replace(".", "/")).is_dir() else module)
+    assert spec is not None
+    assert spec.origin is not None
+    assert re.search(r"\bparse_args\(|\bparse_no_options\(__doc__\)", Path(spec.origin).read_text())
+
+
 def test_kept_results_are_of_benchmarks_in_the_table_and_have_the_figures_that_it_shows() -> None:
     rows = {benchmark.name: benchmark for benchmark in BENCHMARKS}
     for name, result in read_results().items():

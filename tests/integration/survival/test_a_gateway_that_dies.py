@@ -12,19 +12,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.survival.breaking_proxy import text_of
-from benchmarks.survival.dead_gateways import INCOMPLETE
-from benchmarks.survival.text_trainer import texts_of
 from rig.actors import pid_of
 from rig.fake_engine import FakeEngine, Faults
 from rig.gateways import GatewayProcess, gateway_process
 from rig.ray_cluster import RayCluster
+from rig.texts import text_of, texts_of
 from rig.threads import in_thread
 from rig.waiting import wait_until
 from stepwell.errors import FetchTimeout
 from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
+from stepwell.steps.trainable import INCOMPLETE
 from tests.integration.gateway.test_spool import spooled
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}

@@ -8,11 +8,10 @@ from types import MappingProxyType
 import aiohttp
 import pytest
 
-from benchmarks.survival.breaking_proxy import text_of
-from benchmarks.survival.text_trainer import texts_of
 from rig.fake_engine import FakeEngine, Faults
 from rig.gateways import serve_gateway
 from rig.local_pool import LocalPool
+from rig.texts import text_of, texts_of
 from rig.waiting import until
 from stepwell.errors import FetchTimeout
 from stepwell.gateway.app import GatewayLimits
