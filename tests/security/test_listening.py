@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from rig.gateways import GatewayProcess, free_port, gateway_process
+from stepwell.commands.atropos import AtroposSettings
 from stepwell.commands.dashboard import DashboardSettings
-from stepwell.commands.gateway import AtroposSettings, GatewaySettings
+from stepwell.commands.gateway import GatewaySettings
 from stepwell.commands.sections import ServerSection, read_settings
 from stepwell.common.listening import ServedHosts, is_loopback, require_safe_address
 from stepwell.errors import BadRequest

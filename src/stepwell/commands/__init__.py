@@ -23,10 +23,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "keys list": ("show the keys with roles", "keys.run_list"),
     "keys revoke": ("make a key void", "keys.run_revoke"),
     "audit verify": ("check a record of control calls", "keys.run_verify"),
-    "atropos": ("serve environments and trainers written for Atropos", "gateway.run_atropos"),
+    "atropos": ("serve environments and trainers written for Atropos", "atropos.run_atropos"),
     "envs run": ("make rollouts of verifiers or Harbor tasks", "envs_run.run_envs"),
     "dashboard": ("serve the web dashboard", "dashboard.run_dashboard"),
-    "link": ("let gateways and dashboards on machines without Ray use the DataPool", "pool.run_link"),
+    "link": ("let gateways and dashboards on machines without Ray use the DataPool", "link.run_link"),
     "rewards": ("start reward workers on a running Ray cluster", "rewards.run_rewards"),
     "reward try": ("call a reward function on stored trajectories", "rewards.run_try"),
     "rescore": ("copy stored trajectories with new rewards", "rewards.run_rescore"),
@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("write steps to Parquet, JSONL or a dataset", "export.run_export"),
     "import": ("send exported steps into a running pool", "export.run_import"),
     "forget": ("delete everything of one person, with a receipt", "forget.run_forget"),
-    "lineage": ("show what a version of the policy was trained on", "export.run_lineage"),
+    "lineage": ("show what a version of the policy was trained on", "lineage.run_lineage"),
     "demo": ("train a tiny model on a CPU", "demo.run_demo"),
 }
 """Each command, of one or two words: its line in --help, and its function, whose parameter has its settings."""

@@ -1,8 +1,6 @@
-"""`stepwell gateway`: one process that serves, or one that keeps several workers and their link to Ray running; and
-`stepwell atropos`, whose server a gateway can have as a part.
+"""`stepwell gateway`: one process that serves, or one that keeps several workers and their link to Ray running.
 
-A process that keeps workers serves nothing itself and imports nothing that serves, which is three quarters of a
-worker's memory.
+The latter serves nothing itself and imports nothing that serves, which is three quarters of a worker's memory.
 """
 
 import asyncio
@@ -21,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from stepwell import logs
-from stepwell.access.access_keys import AccessKeys
-from stepwell.access.audit_log import AuditLog
+from stepwell.commands.atropos import atropos_app
 from stepwell.commands.sections import (
     DNS,
     EngineAddresses,
@@ -32,13 +29,11 @@ from stepwell.commands.sections import (
     audit_of,
     check_listening,
     hosts_of,
-    join_pool,
     keys_of,
     listening_socket,
     network_link,
     serve,
 )
-from stepwell.common.listening import ServedHosts
 from stepwell.common.own_process import set_parent_death_signal
 from stepwell.common.processes import CANNOT_START, WorkerProcesses
 from stepwell.errors import StepwellError
@@ -48,9 +43,6 @@ if TYPE_CHECKING:
     from stepwell.gateway.dialects.request_rules import RequestRules, SamplingPolicy
     from stepwell.gateway.recording.redaction import Redactor
     from stepwell.pool.client.link import LinkClient
-if TYPE_CHECKING:
-    from stepwell.atropos.app import AtroposAsgi
-    from stepwell.pool.client import PoolClient
 
 log = logging.getLogger("stepwell")
 
@@ -306,32 +298,3 @@ def _redactor(settings: GatewaySettings) -> "Redactor | None":
 
     load_redaction(settings.redact)
     return Redactor(settings.redact, settings.tokenizer_path)
-
-
-class AtroposSettings(ServerSection, env_prefix="STEPWELL_ATROPOS_"):
-    """Serve environments and trainers that were written for Atropos, with the DataPool as the storage.
-
-    Paths below /channel/NAME serve further channels, each with its own trainer.
-    """
-
-    examples = ("stepwell atropos --port 8000 --state atropos.json",)
-
-    state: str | None = None
-    """File that keeps the registrations and the step count across restarts; without it, they are lost."""
-    port: Port = 8000
-
-
-def run_atropos(settings: AtroposSettings) -> None:
-    """Serves until a signal ends it."""
-    check_listening(settings)
-    keys, audit = keys_of(settings), audit_of(settings)
-    app = atropos_app(join_pool(settings), keys, audit, settings.state, hosts_of(settings))
-    serve("Atropos server", app, settings)
-
-
-def atropos_app(
-    pool: "PoolClient", keys: AccessKeys, audit: AuditLog | None, state: str | None, hosts: ServedHosts | None
-) -> "AtroposAsgi":
-    from stepwell.atropos.app import create_atropos
-
-    return create_atropos(pool=pool, keys=keys, audit=audit, state=Path(state) if state else None, hosts=hosts)

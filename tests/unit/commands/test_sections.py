@@ -1,8 +1,9 @@
 import pytest
 
+from stepwell.commands.atropos import AtroposSettings
 from stepwell.commands.doctor import DoctorSettings
 from stepwell.commands.export import ExportSettings
-from stepwell.commands.gateway import AtroposSettings, GatewaySettings
+from stepwell.commands.gateway import GatewaySettings
 from stepwell.commands.pool import PoolSettings
 from stepwell.commands.rewards import RescoreSettings, RewardSettings, TrySettings
 from stepwell.commands.sections import read_settings
