@@ -71,7 +71,7 @@ def test_an_unknown_command_is_refused_with_the_ones_there_are() -> None:
     assert done.returncode == 2
     known = "up, down, status, doctor, pool, gateway, gateway key, keys create, keys list, keys revoke, audit verify"
     servers = "atropos, envs run, dashboard, link, rewards, reward try, rescore"
-    more = "policy list, policy set, policy promote, policy rollback, export, import, forget, lineage, demo"
+    more = "policy list, policy set, policy promote, policy rollback, train, export, import, forget, lineage, demo"
     assert done.stderr == f"stepwell: unknown command 'puol'; there are: {known}, {servers}, {more}\n"
 
 

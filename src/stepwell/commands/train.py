@@ -125,7 +125,7 @@ def run_train(settings: TrainSettings) -> None:
         run.close()
 
 
-class Validation(NamedTuple):
+class HeldOutReward(NamedTuple):
     """The rewards of tasks that are not trained, at one moment."""
 
     update: int
@@ -283,7 +283,7 @@ def load_validation(name: str) -> Callable[[], object]:
     return call
 
 
-def read_validation(update: int, returned: object) -> Validation:
+def read_validation(update: int, returned: object) -> HeldOutReward:
     """BadRequest if it is neither a number nor numbers by task."""
     values: Sequence[object] = list(returned.values()) if isinstance(returned, Mapping) else [returned]
     numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
@@ -291,7 +291,7 @@ def read_validation(update: int, returned: object) -> Validation:
         raise BadRequest(
             f"the function of --validate-with returned {returned!r:.200}; it returns a number, or {{task: number}}"
         )
-    return Validation(update, sum(numbers) / len(numbers), len(numbers) if isinstance(returned, Mapping) else 0)
+    return HeldOutReward(update, sum(numbers) / len(numbers), len(numbers) if isinstance(returned, Mapping) else 0)
 
 
 def load_model(settings: TrainSettings, lora_rank: int) -> "torch.nn.Module":

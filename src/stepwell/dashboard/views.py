@@ -27,7 +27,7 @@ from stepwell.steps.step import SHOWN, Step
 PROMPT_TOKENS = 4_000
 LAST_CHARACTERS = 2_000
 BEGINNING_TOKENS, BEGINNING_CHARACTERS = 2_000, 160
-"""Of a prompt, in the list of the next batches."""
+"""Each prompt in the list of the next batches is shown by its beginning."""
 PROMPTS_READ = 40
 """Prompts that one request reads from the pool. The others come with the next requests."""
 PROMPTS_KEPT = 2_000

@@ -35,7 +35,7 @@ ABSENT = {
     SERVES_AGENTS: ("dashboard", "rewards.runner", "rewards.confinement", *POOL_INSIDE),
     KEEPS_WORKERS: ("atropos", "dashboard", "engines", "gateway", "rewards", *POOL_INSIDE),
     ("pool.run_pool", "pool._keep_pool"): ("atropos", "dashboard", "engines", "gateway", "rewards"),
-    ("gateway.atropos_app", "sections.join_pool", "sections.serve"): (
+    ("atropos.atropos_app", "sections.join_pool", "sections.serve"): (
         "dashboard",
         "engines",
         "gateway",
