@@ -10,7 +10,6 @@ ROOT = Path(__file__).parents[2] / "src" / "stepwell"
 SHARED_MODULES: Mapping[str, str] = {
     "__main__": "the package as a program: python -m",
     "app": "builds the ASGI application of a server",
-    "calls": "calls of agents under way, as the pool knows them",
     "client": "how another process reaches a service",
     "engine": "an inference engine",
     "http": "the requests and responses of the package",
@@ -24,9 +23,7 @@ SHARED_MODULES: Mapping[str, str] = {
     "pool": "the DataPool",
     "processes": "child processes",
     "producing": "what gateways, environments and reward workers give to a pool",
-    "replies": "replies of engines, parsed",
     "rows": "sequences to train on",
-    "scoring": "trajectories that reward workers score",
     "sessions": "conversations of users, whose ends nobody declares",
     "watching": "reading a pool by its changes",
 }
