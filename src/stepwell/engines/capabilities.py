@@ -1,4 +1,4 @@
-"""What an engine can do, found by its behaviour: the abilities that it lacks, what that costs, and what to do. The
+"""The abilities of an engine, found by its behaviour: those that it lacks, what that costs, and what to do. The
 gateway's log, `up` and the doctor say it alike.
 
 Whether it reports log-probabilities of the distribution that it samples from is found by asking for the likeliest next

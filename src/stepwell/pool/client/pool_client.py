@@ -320,7 +320,7 @@ class PoolClient(AskingClient):
         return 0 if self.serving is None else self.serving.policy_version
 
     async def serving_after(self, seen: Serving | None) -> Serving:
-        """As soon as the pool reports another than `seen`."""
+        """Returns what serves the policy as soon as the pool reports something other than `seen`."""
         return await self._serving.after(seen)
 
     async def follow(self) -> None:
@@ -328,7 +328,7 @@ class PoolClient(AskingClient):
         await self._serving.follow()
 
     async def newest_serving(self) -> Serving:
-        """As the pool has it now; `serving` is what it last reported."""
+        """Asks the pool what serves the policy now; `serving` is what it last reported."""
         return await self.shards.at(self.shards.pool).serving()
 
     async def canary(self) -> Canary | None:
