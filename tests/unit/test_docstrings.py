@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "src" / "stepwell"
-EXCLUDED = ("pool/", "demo/", "gateway/app.py")
-"""Parts of the package whose docstrings are not checked yet."""
+PARTLY_CHECKED = ("pool/", "demo/", "gateway/app.py")
+"""Parts of the package where only the words of NOWHERE are checked yet."""
 
-NEVER = "Of|As|Those|Also|What|That|Its|It|They|Their|Both|To|On|Among|Besides?|Since|Once|So that"
+NOWHERE = "Of|As|Those"
+"""Words of NEVER that begin no docstring at all, in any part of the package."""
+NEVER = f"{NOWHERE}|Also|What|That|Its|It|They|Their|Both|To|On|Among|Besides?|Since|Once|So that"
 """Words that stand in place of a subject: of what, whose, which ones?"""
 NEEDS_A_CLAUSE = "At|By|In|For|From|With|Without|Until|Before|After|Between"
 """Words that may begin a sentence whose subject follows a comma or a colon."""
+BANNED = re.compile(rf"({NOWHERE})\b")
 HEADLESS = re.compile(rf"({NEVER})\b|({NEEDS_A_CLAUSE})\b(?! (most|least))[^,:]*([.?!](\s|$)|$)")
 
 
@@ -27,15 +30,16 @@ def test_no_docstring_is_headless() -> None:
     found: list[str] = []
     for module in sorted(ROOT.rglob("*.py")):
         place = module.relative_to(ROOT).as_posix()
-        if not place.startswith(EXCLUDED):
-            texts = docstrings(ast.parse(module.read_text()))
-            found += [f"{place}:{line}: {text:.60}" for line, text in texts if HEADLESS.match(text)]
+        pattern = BANNED if place.startswith(PARTLY_CHECKED) else HEADLESS
+        texts = docstrings(ast.parse(module.read_text()))
+        found += [f"{place}:{line}: {text:.60}" for line, text in texts if pattern.match(text)]
     assert found == []
 
 
 def test_a_headless_text_is_told_from_a_sentence() -> None:
     headless = ("Of one caller, now.", "Those of its rate.", "What is due.", "Until it ends.", "For all.", "Its name.")
     assert [text for text in headless if not HEADLESS.match(text)] == []
+    assert [text for text in ("Of one.", "As soon as it ends.", "Those of it.") if not BANNED.match(text)] == []
     whole = (
         "The calls of one caller.",
         "Without a key, all may call.",
@@ -43,4 +47,4 @@ def test_a_headless_text_is_told_from_a_sentence() -> None:
         "Official.",
         "Item by item.",
     )
-    assert [text for text in whole if HEADLESS.match(text)] == []
+    assert [text for text in whole if HEADLESS.match(text) or BANNED.match(text)] == []

@@ -27,7 +27,8 @@ from stepwell.steps.step import SHOWN, Step
 PROMPT_TOKENS = 4_000
 LAST_CHARACTERS = 2_000
 BEGINNING_TOKENS, BEGINNING_CHARACTERS = 2_000, 160
-"""Each prompt in the list of the next batches is shown by its beginning."""
+"""The most tokens that are read of a prompt's beginning, and the most characters shown of it, in the list of the next
+batches."""
 PROMPTS_READ = 40
 """Prompts that one request reads from the pool. The others come with the next requests."""
 PROMPTS_KEPT = 2_000

@@ -135,7 +135,7 @@ class LiveOutcome:
     failed_calls: Mapping[str, int] = field(default_factory=dict)
     """By cause."""
     decisions: Mapping[str, int] = field(default_factory=dict)
-    """Of the guard, by action."""
+    """The number of the guard's decisions, by action."""
     poisoned: PoisonedUpdate | None = None
 
     def text(self) -> str:

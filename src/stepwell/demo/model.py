@@ -169,7 +169,7 @@ def warm_up(
 
 
 def rate_factor(step: int, steps: int) -> float:
-    """Of the learning rate at this one of so many steps; it never reaches 0."""
+    """The factor of the learning rate at step `step` of `steps`; it never reaches 0."""
     return min(1.0, (step + 1) / WARMUP_STEPS) * (1.0 - 0.9 * step / steps)
 
 

@@ -1,5 +1,5 @@
-"""The abilities that an engine lacks, found by its behaviour; what that costs, and what to do. The gateway's log, `up`
-and the doctor say it alike.
+"""The abilities of an engine, found by its behaviour: those that it lacks, what that costs, and what to do. The
+gateway's log, `up` and the doctor say it alike.
 
 Whether it reports log-probabilities of the distribution that it samples from is found by asking for the likeliest next
 token at two temperatures: raw log-probabilities are the same at both.

@@ -291,13 +291,13 @@ class ReadySummary(NamedTuple):
     """What a shard could hand out now."""
 
     revision: Revision
-    """Of the channel's topic (see pool/api/transport.py)."""
+    """The revision of the channel's topic (see pool/api/transport.py)."""
     ages: list[float]
     """When each ready item was opened, oldest first."""
     nothing_after: float
     """In strict order, an item that was opened later must wait."""
     users: tuple[str, ...] = ()
-    """Of each ready item, if the pool has a max_share_per_user."""
+    """The user of each ready item, if the pool has a max_share_per_user."""
 
 
 T = TypeVar("T")
@@ -369,7 +369,7 @@ class PreviewItem:
     trajectories: tuple[str, ...]
     """The uids of those that the trainer would get; of a waiting group, of all that it has."""
     rewards: tuple[float | None, ...]
-    """Of each of them: its return."""
+    """The return of each of `trajectories`."""
     steps: int
     """The steps that the trainer would get; of a waiting group, all that are held."""
     oldest_version: int | None

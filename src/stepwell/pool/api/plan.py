@@ -18,7 +18,7 @@ from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.leasing import Order
 
 FIRST_REVISION = 1
-"""Of a pool whose number of shards has not changed."""
+"""The revision of a pool whose number of shards has not changed."""
 
 
 @message
@@ -51,8 +51,8 @@ class LayoutDiffers(PoolUnavailable):
 
 
 MEMORY_SHARE = 1 / 8
-"""Of the memory of a node: what the shards of a pool may hold in one channel. There may be several channels, and the
-node has other work."""
+"""The part of a node's memory that the shards of a pool together may hold in one channel. There may be several
+channels, and the node has other work."""
 
 
 @sent
@@ -201,7 +201,7 @@ class PoolPlan:
 
     @property
     def journal_name(self) -> str | None:
-        """As it may be shown."""
+        """The journal as it may be shown: without a password."""
         return self.journal and hide_password(self.journal)
 
     def shard_names(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ without a decision."""
 DECISIONS_KEPT = 200
 WITHDRAWN_KEPT = 200
 VERSION_REWARDS_KEPT = 10_000
-"""Of each channel, in each shard."""
+"""The number of rewards that each shard keeps for each channel."""
 
 
 @message
@@ -29,7 +29,7 @@ class Canary:
     engines: tuple[str, ...]
     """The addresses of the engines that have its weights."""
     share: float
-    """Of the sessions, from 0 to 1."""
+    """The share of the sessions that get the version, from 0 to 1."""
     began_at: float
     """Seconds since 1970."""
 
@@ -131,9 +131,9 @@ class ChannelPolicy:
 
     channel: str
     adapter: str = ""
-    """As engines call it; another name for every version. Empty: the engines' own weights."""
+    """The engines' name for the adapter; every version has another name. Empty: the engines' own weights."""
     version: int = 0
-    """Of the adapter."""
+    """The version of the adapter."""
     paused: bool = False
     """Gateways hold the channel's new calls."""
 

@@ -139,7 +139,7 @@ class RecordedTurn:
 
     uid: str
     tokens: IntArray
-    """Of its prompt and its response."""
+    """The tokens of the step's prompt and of its response."""
     finish_reason: str | None
     lineage: JsonObject
     others: tuple[str, ...] = ()
@@ -156,7 +156,8 @@ class Repeats(StrEnum):
 
     NONE = "none"
     LOST = "lost"
-    """Those of gateways that died. Any other may be asked the same on purpose."""
+    """The call repeats only calls that are lost, for example because their gateway died. Any other call may have been
+    asked the same on purpose."""
     ALL = "all"
 
 

@@ -95,9 +95,9 @@ class SessionCall:
     """The uid of the successor, if one is opened."""
     user: str = ""
     channel: str | None = None
-    """Of the first trajectory. Successors are in the channel of their predecessor."""
+    """The channel of the first trajectory. Successors are in the channel of their predecessor."""
     metadata: JsonObject | None = None
-    """Of the first trajectory."""
+    """The metadata of the first trajectory."""
     after: str = ""
     """The last trajectory of the session that the gateway knows, for a shard that does not remember it."""
     gateway: str = ""

@@ -46,7 +46,7 @@ class ChannelStats:
     trajectories: int
     """Registered and not yet taken or dropped."""
     nbytes: int
-    """Of tokens, log-probabilities and masks, as stored."""
+    """Bytes of memory that the queued groups take: stored data, metadata and records."""
     history_groups: int
     held: StepCount
     """Steps under lease included."""
@@ -95,7 +95,7 @@ class ArchiveStats:
 
     waiting_groups: int = 0
     waiting_bytes: int = 0
-    """Of tokens, log-probabilities and masks, as stored."""
+    """Bytes of memory that the waiting groups take, counted as in ChannelStats."""
     files: int = 0
     """Written since the shard's start."""
     failures: int = 0

@@ -70,7 +70,7 @@ def flush_topic(gateway: str) -> str:
 
 @message
 class Revision(NamedTuple):
-    """Of one topic. Revisions of two epochs do not compare."""
+    """The last change of one topic. Revisions of two epochs cannot be compared."""
 
     epoch: str = ""
     """Names the shard's process."""

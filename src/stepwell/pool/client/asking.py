@@ -109,7 +109,7 @@ async def ask_owners(
     call: Callable[[str, PoolPlan], Awaitable[T]],
     rerouting: Rerouting | None = None,
 ) -> T:
-    """As `ask_owner`, for a call that opens no group: all shards that may have it are asked at once."""
+    """Does the same as `ask_owner` for a call that opens no group: all shards that may have it are asked at once."""
     plan = await shards.plan()
     owners = plan.owners(prompt_uid)
     if len(owners) == 1:
@@ -126,8 +126,8 @@ async def ask_owners(
 
 
 async def ask_any(shards: ShardSet, call: Callable[[str, PoolPlan], Awaitable[T]], unknown: UnknownTrajectory) -> T:
-    """As `ask_owner`, for a trajectory that its shard does not know: it may have been closed before the shards changed,
-    and another one remembers it."""
+    """Asks the shards in turn for a trajectory that its own shard does not know: it may have been closed before the
+    shards changed, and another shard remembers it. Raises `unknown` if none does."""
     plan = await shards.plan()
     for shard in plan.shard_names() if plan.revision > FIRST_REVISION else ():
         with suppress(UnknownTrajectory, GroupElsewhere):

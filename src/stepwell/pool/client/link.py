@@ -169,7 +169,7 @@ def proof_of(secret: str, nonce: bytes) -> bytes:
 
 
 def read_secrets(file: str) -> Sequence[str]:
-    """Those of a file, one in each line. Clients use the first one. BadRequest if the file is no place for secrets."""
+    """Reads a file of secrets, one on each line. Clients use the first. BadRequest if it is unsafe or unreadable."""
     try:
         mode = Path(file).stat().st_mode
         secrets = Path(file).read_text().split()

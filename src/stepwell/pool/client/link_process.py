@@ -88,7 +88,7 @@ LOG_PAUSE = 5.0
 UNANSWERED = 30_000
 """Milliseconds after which the connection to a machine that answers no packet ends."""
 LEFT = "it left before it showed the secret"
-"""As a probe does that looks whether somebody listens."""
+"""A probe that only looks whether somebody listens leaves in this way."""
 WRONG_SECRET = (
     "the link does not know this secret: --link-secret-file must have a secret that is also in the --secret-file of "
     "`stepwell link`"

@@ -1,5 +1,4 @@
-"""How gateways, reward workers, the Atropos server and watchers reach a DataPool. Trainers use `DataPool`, whose calls
-block.
+"""How gateways, reward workers, the Atropos server and watchers reach a DataPool. Trainers use `DataPool`.
 
 - A call about a group is routed by its prompt_uid alone.
 - A shard that restarts is waited for, with a bound. Every call raises PoolUnavailable instead of waiting without end.
@@ -234,11 +233,9 @@ class PoolClient(AskingClient):
     async def take_unscored(
         self, count: int, *, lease: float, timeout: float, by_step: bool = False
     ) -> tuple[str, list[list[Step]]] | None:
-        """A reward lease, and the steps of up to `count` trajectories in order; None if there is none for `timeout`.
-
-        A trajectory without a judgement after `lease` seconds is offered to other workers. `by_step` asks for open
-        trajectories too, each time they have grown.
-        """
+        """A reward lease, and the steps of up to `count` trajectories in order; None if there is none for `timeout`. A
+        trajectory without a judgement after `lease` seconds is offered to other workers. `by_step` asks for open
+        trajectories too, each time they have grown."""
         return await self._scoring.take(count, lease, timeout, by_step)
 
     async def give_judgements(self, judgements: Sequence[Judgement]) -> list[bool]:
@@ -284,10 +281,8 @@ class PoolClient(AskingClient):
         With `heartbeats` they go back to the queue soon after the death of this process. Without, they do unless they
         are acknowledged within `lease` seconds, by whatever process.
         """
-        step_filter = make_step_filter(min_exactness, untrainable)
-        request = ExactFill(
-            trajectories=trajectories, channel=channel, shares=shares, lease=lease, step_filter=step_filter
-        )
+        accepts = make_step_filter(min_exactness, untrainable)
+        request = ExactFill(trajectories=trajectories, channel=channel, shares=shares, lease=lease, step_filter=accepts)
         return await fill_exactly(self.shards, self._held, request, heartbeats=heartbeats)
 
     async def ready_groups(self, channel: str) -> ReadyGroups:
@@ -320,7 +315,7 @@ class PoolClient(AskingClient):
         return 0 if self.serving is None else self.serving.policy_version
 
     async def serving_after(self, seen: Serving | None) -> Serving:
-        """As soon as the pool reports another than `seen`."""
+        """Returns what serves the policy as soon as the pool reports something other than `seen`."""
         return await self._serving.after(seen)
 
     async def follow(self) -> None:
@@ -328,7 +323,7 @@ class PoolClient(AskingClient):
         await self._serving.follow()
 
     async def newest_serving(self) -> Serving:
-        """As the pool has it now; `serving` is what it last reported."""
+        """Asks the pool what serves the policy now; `serving` is what it last reported."""
         return await self.shards.at(self.shards.pool).serving()
 
     async def canary(self) -> Canary | None:

@@ -209,8 +209,8 @@ class ShardSet:
         return found
 
     async def wait_news(self, shard: str, seen: Seen, timeout: float = NEWS_WAIT) -> News:
-        """As soon as one of the topics is not as it was seen; nothing after `timeout`. PoolUnavailable if the shard is
-        away. While something waits at the first shard, the plan is followed too."""
+        """Returns news as soon as one of the topics is not as it was seen; nothing after `timeout`. PoolUnavailable if
+        the shard is away. While something waits at the first shard, the plan is followed too."""
         question = self._questions.get(shard)
         if question is None:
             question = self._questions[shard] = SharedQuestion(partial(self._ask_news, shard))

@@ -108,7 +108,7 @@ class BatchSelection:
             return rest_of(group, withdrawn)
 
     def _of_size(self, channel: Channel, bucket: SizeBucket, trajectories: int, step_filter: StepFilter) -> list[Group]:
-        """As many groups of a bucket as a batch could use. More if the filter makes some smaller than their size."""
+        """Returns as many groups of a bucket as a batch could use; more if the filter makes some of them smaller."""
         count, share = trajectories // bucket.size, self._state.limits.max_share_per_user
         limit = None if share is None else UserLimit(max(1, max_per_user(share, trajectories) // bucket.size))
         while True:
@@ -235,7 +235,7 @@ class BatchSelection:
                     return [one for one in found if id(one) not in refused]
 
     def _count_deferred(self, queue: ReadyQueue[K], chosen: Sequence[K]) -> None:
-        """Of what the batch would have without a limit: what it does not have."""
+        """Counts the items that the batch would have without a limit and does not have."""
         deferred = set(queue.smallest(len(chosen))) - set(chosen)
         if deferred and self._drops:
             self._state.count_deferred(len(deferred))

@@ -28,7 +28,7 @@ from stepwell.steps.step import JsonObject
 from stepwell.steps.trainable import UNSEEN
 
 MAX_TRAJECTORY_SHARE = 1 / 4
-"""Of max_bytes: what one trajectory may hold."""
+"""The part of max_bytes that one trajectory may hold."""
 MOVED = "moved"
 """Why a trajectory is not here any more: it joined a group of another shard."""
 

@@ -202,7 +202,7 @@ class Leasing:
             self._state.prepare_lease(lease)
 
     def take_doubtful(self, silent: Iterable[str]) -> list[str]:
-        """Of expired leases and of these, whose holders are silent: those that end as their coordinators say."""
+        """Returns the leases that end as their coordinators say, among expired leases and those with silent holders."""
         found = {**self.doubtful, **dict.fromkeys(silent)}
         self.doubtful.clear()
         return [uid for uid in found if uid in self._state.leases and self._state.leases[uid].is_prepared]
@@ -221,7 +221,7 @@ class Leasing:
         return self._state.ended_leases.get(lease_uid, Settlement.UNKNOWN)
 
     def _decide(self, decision_uid: str, wanted: Settlement) -> Settlement:
-        """As the coordinator of a batch, which has a part of it.
+        """Decides how a batch ends. This shard is the batch's coordinator, and has a part of it.
 
         - An acknowledgement is kept until the holder says that all shards have ended their parts. If the holder dies
           before that, it is kept for good: a shard may be away for any time, and must not hand out its part again.

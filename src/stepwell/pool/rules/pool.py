@@ -41,7 +41,7 @@ class ReadyItems(NamedTuple):
     ages: list[float]
     """When each was opened."""
     users: tuple[str, ...] = ()
-    """Of each, if the pool limits users."""
+    """The user of each item, if the pool limits users."""
 
 
 class Pool:

@@ -65,7 +65,7 @@ class GatewayRoster:
         now = clock()
         self._seen = dict.fromkeys(known, now + HEARTBEAT)
         self._untold = set(self._seen)
-        """Those that must tell which calls they have."""
+        """Gateways that must report which calls they have."""
         self._tell_asked_at: dict[str, float] = {}
         """By gateway: when it was last asked for its calls."""
         self._heard_at = now
@@ -77,9 +77,9 @@ class GatewayRoster:
         self._word_at: dict[str, float] = {}
         """By gateway: when it last gave its word."""
         self._called: set[str] = set()
-        """Those that are to show themselves, and have not given their word since."""
+        """Gateways that were called to show themselves, and have not given their word since."""
         self._awaited: set[str] = set()
-        """Those of them for whose word a completion waits."""
+        """Called gateways for whose word a completion waits."""
         self._requests: dict[str, set[str]] = {}
         """By gateway: the trajectories that it is asked to flush."""
         self._flushed = asyncio.Event()
@@ -100,8 +100,8 @@ class GatewayRoster:
         self._busy_until = now + BUSY
 
     def take_dead(self) -> dict[str, bool]:
-        """Those that have died since the last time; True for one that had told its calls. None while no gateway is
-        heard: then the shard itself is cut off."""
+        """Removes and returns the gateways that have died since the last time; True for one that had reported its
+        calls. Empty while no gateway is heard: then the shard itself is cut off."""
         if self._clock() - self._heard_at > GAP:
             return {}
         dead = {gateway: gateway not in self._untold for gateway in self._seen.keys() - set(self.living())}
@@ -123,7 +123,8 @@ class GatewayRoster:
         self._seen[gateway] = now
 
     def take_predecessors(self, gateway: str) -> list[str]:
-        """Those whose spool this gateway has: they have ended, because a spool belongs to one process."""
+        """Removes and returns the gateways whose spool this one has: they have ended, because a spool belongs to one
+        process."""
         spool, dot, _ = gateway.rpartition(".")
         if not dot or gateway in self._seen:
             return []

@@ -84,7 +84,7 @@ class ShardJournal(StateJournal):
         """Changes to the other tables, in order."""
         self._pending = (self._groups, self._trajectories, self._added, self._steps, self._other)
         self._snapshot = b""
-        """As of the last commit. The next one too."""
+        """The snapshot as it was last written. `_pool_time` is the pool time as it was last written."""
         self._pool_time = 0.0
         self._inserted: Counter[str] = Counter()
         """Rows that were added to tables of which only the last rows are kept."""

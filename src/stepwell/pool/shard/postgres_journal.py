@@ -107,7 +107,7 @@ class PostgresStore:
         self._warnings: list[str] = []
         """What the server said since the last commit began."""
         self.header = JournalHeader()
-        """As this process wrote it."""
+        """The header as this process wrote it."""
         with _refusing(self.name):
             self.db = _connect(url, f"stepwell shard {shard}")
             try:

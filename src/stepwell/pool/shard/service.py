@@ -120,8 +120,8 @@ class ShardService:
             self.pool.state.set_living_gateways(self.shard.gateways.living())
 
     async def wait_news(self, asker: str, seen: Seen, timeout: float) -> News:
-        """As soon as one of the topics is not as it was seen; nothing after `timeout`. A later question of the same
-        asker ends the earlier one."""
+        """Returns news as soon as one of the topics is not as it was seen; nothing after `timeout`. A later question of
+        the same asker ends the earlier one."""
         return await self.shard.news.wait(asker, seen, timeout)
 
     # -- consumers: groups are leased, acknowledged and returned -------------------------------------------------------
@@ -131,7 +131,7 @@ class ShardService:
         return await self._lease_out(partial(self.pool.leasing.take, request), lease_uid, lease)
 
     async def take_several(self, request: BatchRequest, lease: float, lease_uids: Sequence[str]) -> list[LeasedGroups]:
-        """As many such batches as are ready now, each under the next of these names."""
+        """Leases as many such batches as are ready now, each under the next of `lease_uids`."""
         take, batches = partial(self.pool.leasing.take, request), []
         for uid in lease_uids:
             leased = self._try_lease(take, uid, lease)
@@ -259,7 +259,7 @@ class ShardService:
         return self.shard.serving
 
     async def serving(self) -> Serving:
-        """As it is now."""
+        """Returns what serves the policy now."""
         self.shard.check_open()
         return self.shard.serving
 
@@ -352,7 +352,7 @@ class ShardService:
     def _try_lease(
         self, take: Callable[[str, float], LeasedGroups | None], lease_uid: str, lease: float
     ) -> LeasedGroups | None:
-        """As `_lease_out`, before the commit."""
+        """Does what `_lease_out` does before the commit."""
         self.shard.begin()
         leased = take(lease_uid, self.shard.pool_time() + lease)
         self._say_uniform()

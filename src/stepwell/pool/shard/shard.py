@@ -411,7 +411,7 @@ class ShardNews(NewsBoard):
         return mark is not before and mark != before
 
     async def _recheck(self, passed: float) -> bool:
-        """As long as somebody waits."""
+        """Posts what is new. Returns whether somebody still waits for news."""
         try:
             self._shard.begin()
             if self.look():

@@ -70,14 +70,14 @@ MAX_FRAMES = 4_096
 IN_USE = "another process reads the journal, a backup for example"
 NOT_MOVED = {"meta", "sqlite_sequence"}
 INDEXES = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL"
-"""Those that were created by a statement of their own."""
+"""Selects the indexes of a table that were created by a statement of their own."""
 
 
 class SqliteScrub:
     def __init__(self, path: Path, db: sqlite3.Connection, writing: Callable[[], AbstractContextManager[None]]) -> None:
         """`writing` is a transaction of the process that has the journal."""
         self.moving = {table for table in MOVED if table + OLD in _tables(db)}
-        """Those that have an old table beside them."""
+        """Tables that still have an old table beside them, whose rows are being moved."""
         self._path = path
         self._db = db
         self._writing = writing
@@ -171,7 +171,7 @@ class SqliteStore:
         self._sync = sync is JournalSync.FULL
         self._wanted = identity
         self.header = JournalHeader()
-        """As this process wrote it."""
+        """The header as this process wrote it."""
         self.name = str(path)
         self.torn_frames = 0
         self.written_at = _written_at(path)

@@ -290,7 +290,7 @@ class FindStepExtras(TrajectoryOperation[dict[str, JsonObject]]):
     uid: str
     """A step that must be among them."""
     gateway: str = ""
-    """As in FindTurns."""
+    """The gateway that asks. The field means the same as in FindTurns."""
     may_ask_all = True
     changes = False
     flush_wait = TURN_WAIT

@@ -40,7 +40,7 @@ class CallOperations(StateBase):
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def set_gateways(self, trajectory: Trajectory, gateways: Iterable[str]) -> None:
-        """Those that may hold steps of it."""
+        """Sets the gateways that may hold steps of the trajectory."""
         now = tuple(sorted(set(gateways)))
         if now != trajectory.gateways:
             trajectory.gateways = now

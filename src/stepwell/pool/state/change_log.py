@@ -161,7 +161,7 @@ class ChangeLog:
         return snapshot
 
     def last_snapshot(self, trajectory_uid: str) -> TrajectorySnapshot | None:
-        """Of a trajectory that is gone."""
+        """Returns the last snapshot of a trajectory that is gone, if it is kept."""
         return self._gone.get(trajectory_uid)
 
     @property
@@ -170,7 +170,7 @@ class ChangeLog:
         return self._gone.keys()
 
     def remove(self, trajectory_uid: str) -> None:
-        """Of a trajectory that is gone, no snapshot is kept."""
+        """Removes the snapshot of a trajectory that is gone."""
         self._gone.pop(trajectory_uid, None)
 
     def misses(self, position: int) -> bool:

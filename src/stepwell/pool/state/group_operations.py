@@ -67,7 +67,8 @@ class GroupOperations(CallOperations):
         self._join(group, trajectory)
 
     def update_metadata(self, trajectory: Trajectory, metadata: JsonObject) -> None:
-        """Of a trajectory that is leased or trained only marks may change: they take no bytes that are counted."""
+        """Replaces the metadata. If the trajectory is leased or trained, only marks may change: they take no bytes
+        that are counted."""
         self._grow(trajectory, json_bytes(metadata) - json_bytes(trajectory.metadata))
         trajectory.metadata = metadata
         self.has_retention |= RETENTION in metadata
@@ -151,7 +152,7 @@ class GroupOperations(CallOperations):
         return True
 
     def _next_to_evict(self, channel: Channel) -> Group | None:
-        """As the channel says; if that is kept, the oldest group that is not."""
+        """Returns the group that the channel evicts next; if slices keep it, the oldest group that they do not keep."""
         group, count = channel.next_to_evict(), MET_AT_ONCE
         while group is not None and self.why_kept(group):
             oldest = [channel.groups[seq] for _, seq in channel.by_age.smallest(count)]

@@ -41,7 +41,7 @@ class StateJournal:
         """Nothing of a subject is taken any more, or more of its data is removed."""
 
     def add_refused_names(self, digests: Sequence[str]) -> None:
-        """Of trajectories and sessions of which nothing is taken any more."""
+        """Nothing is taken any more of trajectories and sessions whose names have these digests."""
 
     def remove_closed(self, subject: str, trajectory_uids: Sequence[str]) -> None:
         """Closed trajectories of a subject, by its digest and by their uids."""

@@ -145,7 +145,8 @@ class PoolState(GroupOperations):
         lease.is_prepared = True
 
     def decide(self, decision_uid: str, how: Settlement) -> None:
-        """As the coordinator of a batch, for all its parts. That it is acknowledged is kept until `settle`."""
+        """Records the decision of this shard, as the coordinator of a batch, for all its parts. An acknowledgement is
+        kept until `settle`."""
         if how is Settlement.DONE:
             self.acknowledged.add(decision_uid)
             self._journal.save_acknowledged(decision_uid)

@@ -213,7 +213,7 @@ send."""
 
 
 def producer_of(metadata: JsonObject, source: str) -> str:
-    """Of a group whose first trajectory has this metadata; empty if it is nobody's."""
+    """Returns the producer of a group whose first trajectory has this metadata; empty if it is nobody's."""
     person = next(iter(subjects_of(metadata)), "")
     return f"user {person}" if person else f"source {source}" if source else ""
 

@@ -83,7 +83,7 @@ class AskedCall(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class OpenCalls:
-    """Of one trajectory, only in memory: after a restart of the shard, gateways tell theirs."""
+    """The calls of one trajectory, only in memory: after a restart of the shard, gateways report their calls again."""
 
     gateways: dict[str, str] = field(default_factory=dict)
     """By uid of an open call."""
@@ -112,7 +112,7 @@ class Trajectory:
     _steps: dict[str, StoredStep] | bytes = field(default_factory=dict, init=False)
     """Bytes if it is packed."""
     nbytes: int = A_TRAJECTORY
-    """As `held_bytes` says."""
+    """Bytes of memory that the trajectory takes, as `held_bytes` computes them."""
     _tokens: PrefixTree | TrajectoryPacker = field(default_factory=PrefixTree, init=False)
     """If it is packed: who unpacks it."""
     completed: bool = False

@@ -17,7 +17,7 @@ from stepwell.pool.state.stored_step import StoredStep
 from stepwell.steps.step import JsonObject
 
 RECORD_BYTES = 64 * 2**20
-"""Of the metadata of all sessions that are remembered, also after their trajectories are gone."""
+"""The most bytes of metadata of all remembered sessions, also of those whose trajectories are gone."""
 OF_ONE_TRAJECTORY = (SESSION, ENDED_BY, MARKS)
 """Metadata that a successor does not take over."""
 
@@ -42,7 +42,7 @@ class SessionIndex:
         """By open trajectory of a session: when it was last called, in pool time."""
         self._records: OrderedDict[str, SessionRecord] = OrderedDict()
         self._record_bytes = 0
-        """Of the metadata of the records."""
+        """Bytes of the metadata of all records."""
         self._by_time: PrioritySet[tuple[float, str]] = PrioritySet()
         """The open trajectories, each with a time of a call that is not later than its last one."""
         self._turns: OrderedDict[tuple[str, str], str] = OrderedDict()

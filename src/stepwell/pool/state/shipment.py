@@ -72,7 +72,8 @@ def left_out_of(groups: Sequence[Group], rows_by_group: Sequence[Sequence[Shippe
 
 
 def later_rewards(rows: Sequence[ShippedRow]) -> LeftOutSteps:
-    """Of single steps, each a group of its own: the later steps of its trajectory that have a reward already."""
+    """Returns the later steps of each row's trajectory that already have a reward. A row is a single step, and a group
+    of its own."""
     return _left_out(
         [
             (place, row.trajectory, index, step)

@@ -41,7 +41,7 @@ class StateBase:
         self.limits = limits
         self.slices = tuple(kind(journal) for kind in slices)
         self.keepers = [part for part in self.slices if type(part).keeps is not Slice.keeps]
-        """Those that may keep a group from eviction and staleness."""
+        """Slices that may keep a group from eviction and staleness."""
         self.now = 0.0
         """Wall-clock time: when something happened."""
         self.pool_time = 0.0
@@ -49,7 +49,7 @@ class StateBase:
         it."""
         self.serving = Serving()
         self.gateways: tuple[str, ...] = ()
-        """Those that were alive when the pool last looked."""
+        """Gateways that were alive when the pool last looked."""
         self.shard = 0
         """The index of this shard."""
         self.layouts: tuple[Layout, ...] = (Layout(FIRST_REVISION, 1),)
@@ -62,7 +62,7 @@ class StateBase:
         self.closed: OrderedDict[str, int] = OrderedDict()
         """The last trajectories that are gone, each with the number of the last reward given to it."""
         self.closed_subjects: dict[str, str] = {}
-        """Of those that had a subject: its digest."""
+        """The subject's digest for each closed trajectory that had a subject, by the trajectory's uid."""
         self.tombstones = Tombstones()
         self.has_retention = False
         """Was a trajectory ever opened that has a retention of its own?"""
@@ -148,7 +148,7 @@ class StateBase:
         return self.trajectories.get(trajectory.uid) is trajectory
 
     def last_snapshot(self, trajectory_uid: str) -> TrajectorySnapshot | None:
-        """Of a trajectory that is gone; None if it is unknown, or nothing of it is kept."""
+        """Returns the last snapshot of a trajectory that is gone; None if it is unknown, or nothing of it is kept."""
         return self.change_log.last_snapshot(trajectory_uid)
 
     def expired_lease(self) -> Lease | None:
@@ -250,7 +250,8 @@ class StateBase:
             self._regrouped(group)
 
     def _note_first_reward(self, trajectory: Trajectory, value: float, step: StoredStep | None = None) -> None:
-        """Of a step, or of the trajectory: then it counts for the version that said its last step, if there is one."""
+        """Records the first reward of a step, or of the trajectory: then it counts for the version that sampled its
+        last sound step, if there is one."""
         if step is None:
             step = next((step for _, step in reversed(trajectory.in_order()) if step.quarantine is None), None)
         if step is not None:
@@ -410,7 +411,7 @@ class StateBase:
 def _count_shipped(
     ledger: Ledger, trajectory: Trajectory, snapshot: TrajectorySnapshot, step_filter: StepFilter
 ) -> str:
-    """As `Ledger.ship`. A trajectory that the filter accepts whole is counted at once."""
+    """Does what `Ledger.ship` does for a trajectory. If the filter accepts it whole, it is counted at once."""
     worst = snapshot.exactness
     is_whole = worst and snapshot.untrainable == 0 and not step_filter.models
     if is_whole and worst and worst.at_least(step_filter.min_exactness):

@@ -207,7 +207,7 @@ OWN = (
 )
 values_alike, own_values = attrgetter(*ALIKE), attrgetter(*OWN)
 MOST_KINDS = 256
-"""Of values that are kept once."""
+"""The most different sets of ALIKE values that are stored once for many steps."""
 
 
 class TrajectoryPacker:
