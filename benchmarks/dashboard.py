@@ -21,8 +21,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from stepwell.pool.actors import start_pool
-
 from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np
@@ -38,6 +36,7 @@ from rig.vocabulary import encode
 from rig.waiting import wait_until
 from stepwell.dashboard.follower import ConversationTexts, keys_with_text
 from stepwell.dashboard.index import Search, TrajectoryIndex
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.leasing import BatchRequest
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.api.producing import Registration

@@ -22,8 +22,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from stepwell.pool.actors import MAX_CONCURRENT_CALLS, ShardActor
-
 from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np
@@ -33,6 +31,7 @@ from benchmarks.pool_operations import measure_operations
 from benchmarks.pool_rules import measure_depths
 from benchmarks.report import parse_no_options, report
 from rig.postgres import has_postgres, postgres_server
+from stepwell.pool.actors import MAX_CONCURRENT_CALLS, ShardActor
 from stepwell.pool.api.leasing import BatchRequest, LeasedGroups
 from stepwell.pool.api.plan import JournalSync, Limits, PoolPlan
 from stepwell.pool.slices.producing import AddSteps

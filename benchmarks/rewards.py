@@ -24,8 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepwell.pool.actors import start_pool
-
 from rig.ray_cluster import start_ray  # isort: skip # sets Ray's environment, so it comes before Ray
 
 import numpy as np
@@ -36,6 +34,7 @@ from benchmarks.gateway_rig.processes import LoadProcess, module, serving
 from benchmarks.gateway_rig.rounds import UNSTREAMED, Course
 from benchmarks.report import report
 from rig.waiting import wait_until
+from stepwell.pool.actors import start_pool
 from stepwell.pool.api.plan import Limits, PoolPlan
 from stepwell.pool.client import DataPool, PoolClient
 from stepwell.rewards.loading import load
