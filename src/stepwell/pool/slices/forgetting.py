@@ -18,7 +18,6 @@ from stepwell.common.message_format import message
 from stepwell.errors import PoolUnavailable
 from stepwell.pool.api.producing import SubmitVerdict
 from stepwell.pool.api.sessions import RETENTION, session_prompt_uid
-from stepwell.pool.shard.archive_files import ArchivedRow
 from stepwell.pool.shard.operation import LongOperation
 from stepwell.pool.state.pool_state import PoolState
 from stepwell.pool.state.records import Trajectory
@@ -27,6 +26,7 @@ from stepwell.steps.groups import lineage_name
 from stepwell.steps.step import JsonObject, Step
 
 if TYPE_CHECKING:
+    from stepwell.pool.shard.archive_files import ArchivedRow
     from stepwell.pool.shard.shard import Shard
 
 FORGETTING = "forgetting"
@@ -238,7 +238,7 @@ class RowTest(Scope):
         self.kept_back: dict[str, float] = {}
         """When trajectories began that are too old by the wall clock alone."""
 
-    def is_removed(self, row: ArchivedRow) -> bool:
+    def is_removed(self, row: "ArchivedRow") -> bool:
         is_named = self.is_named(row.trajectory_uid, row.prompt_uid)
         is_removed = is_named or self.covers(row.metadata, row.at, row.arrived)
         if self.is_of_age:
