@@ -229,7 +229,7 @@ def test_the_modules_that_listen_are_those_that_were_tried() -> None:
     }
     tried = {"commands/sections.py", "commands/gateway.py", "engines/discovery.py"}
     links = {"pool/client/link_process.py"}
-    others = {"doctor/local_gateway.py", "common/processes.py", "commands/up.py"}
+    others = {"doctor/local_gateway.py", "common/listening.py", "commands/up.py"}
     assert listening == tried | links | others
 
 
