@@ -155,7 +155,8 @@ class CallBudget:
 
     Over a long time, calls take at most `share` of it. Up to `reserve` seconds are saved for the first reading and for
     bursts. The cost of a call is computed from the fastest of the last calls: a slower one waited for a pool that was
-    away, or for a busy machine.
+    away, or for a busy machine. The first call has no other to compare with, so it costs the reserve at most: else one
+    slow call at the start would delay the second one by minutes.
     """
 
     def __init__(self, share: float, reserve: float) -> None:
@@ -169,7 +170,8 @@ class CallBudget:
         """A call for `amount` units took `waited` seconds."""
         self._save(now)
         self._seconds_per_unit.append(waited / amount)
-        self._credit -= min(self._seconds_per_unit) * amount
+        cost = min(self._seconds_per_unit) * amount
+        self._credit -= cost if len(self._seconds_per_unit) > 1 else min(cost, self._reserve)
 
     def pause(self, now: float) -> float:
         """Seconds until the next call is allowed."""

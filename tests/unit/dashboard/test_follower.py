@@ -26,3 +26,13 @@ def test_a_call_counts_as_much_as_the_quickest_of_late() -> None:
     budget.spend(30.0, 200, 0.0)
     budget.spend(30.0, 300, 0.0)
     assert round(budget.pause(0.0), 6) == 10.0
+
+
+def test_the_first_call_costs_the_reserve_at_most_because_there_is_no_other_to_compare_it_with() -> None:
+    budget = CallBudget(share=0.01, reserve=0.5)
+    budget.spend(30.0, 100, 0.0)
+    assert budget.pause(0.0) == 0.0
+    budget.spend(0.1, 100, 0.0)
+    assert round(budget.pause(0.0), 6) == 10.0
+    budget.spend(30.0, 100, 0.0)
+    assert round(budget.pause(0.0), 6) == 20.0
